@@ -1,0 +1,61 @@
+"""Errors: every one names the thing, what was expected, what was found, and the way out."""
+
+
+class ArtError(Exception):
+    """Base of every error that this project raises on purpose."""
+
+
+class ConfigError(ArtError, ValueError):
+    """A setting is missing, unknown or out of range."""
+
+
+class RewardError(ArtError, ValueError):
+    """A reward is missing, not a number, or given to a rollout that failed."""
+
+
+class UnknownTrajectoryError(ArtError, KeyError):
+    """No trajectory has this id, or it has already ended."""
+
+    def __str__(self) -> str:
+        # KeyError would show the message as a quoted repr.
+        return str(self.args[0]) if self.args else ""
+
+
+class NothingToTrainError(ArtError, ValueError):
+    """Training was asked for, and nothing collected can be trained on."""
+
+
+class NoPolicyCallsError(ArtError, RuntimeError):
+    """A rollout ended without one captured call of the policy."""
+
+
+class RolloutTooLongError(ArtError, RuntimeError):
+    """A rollout made more policy calls than its model's ``rollout_length`` allows."""
+
+
+class CaptureError(ArtError, RuntimeError):
+    """A completion cannot be turned into an exact step."""
+
+
+class StoreError(ArtError, RuntimeError):
+    """The durable record cannot be opened, read or written."""
+
+
+class EngineError(ArtError, RuntimeError):
+    """An inference engine did not start, died, or refused a request of ours."""
+
+
+class UnsupportedParameterError(ArtError, ValueError):
+    """A request names a parameter, or a value of one, that the engine cannot honour."""
+
+
+class ChatTemplateError(ArtError, ValueError):
+    """The model's chat template refuses these messages."""
+
+
+class CheckpointError(ArtError, RuntimeError):
+    """A checkpoint is missing, incomplete, damaged, or belongs to another model."""
+
+
+class TrainingStoppedError(ArtError, RuntimeError):
+    """A guardrail ended the run; the message says which, and at what value."""

@@ -1,0 +1,245 @@
+"""The current rollout, and recording steps into it.
+
+Invariant: a step belongs to exactly one rollout, or it is counted as unattributed and said aloud;
+a step whose recording was acknowledged is in the sink.
+
+A rollout lives in a context variable, so concurrent rollouts (tasks, threads started with a copied
+context) never mix. Steps go to the rollout's *sink* at once: the durable store, or nothing.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from art_core.errors import UnknownTrajectoryError
+from art_core.types import Failure, RolloutStatus, Scenario, Step, Trajectory, check_reward
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(Protocol):
+    """Where rollouts are kept. Each future is done once what it stands for survives ``kill -9``."""
+
+    def begin(self, trajectory: Trajectory) -> Future[None]:
+        """Keep a rollout that has just started (no steps yet)."""
+        ...
+
+    def append(self, step: Step) -> Future[None]:
+        """Keep one step of a rollout that has begun."""
+        ...
+
+    def end(self, trajectory: Trajectory) -> Future[None]:
+        """Keep how a rollout ended: status, reward, failure, duration. Steps are there already."""
+        ...
+
+
+def _done() -> Future[None]:
+    future: Future[None] = Future()
+    future.set_result(None)
+    return future
+
+
+class NullSink:
+    """Keeps nothing: rollouts live in memory alone."""
+
+    def begin(self, trajectory: Trajectory) -> Future[None]:  # noqa: D102 - the protocol says it
+        return _done()
+
+    def append(self, step: Step) -> Future[None]:  # noqa: D102
+        return _done()
+
+    def end(self, trajectory: Trajectory) -> Future[None]:  # noqa: D102
+        return _done()
+
+
+def new_id(prefix: str) -> str:
+    """A unique id that says what it names (``t-3f2a...`` for trajectories)."""
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+class Rollout:
+    """A rollout while it runs: collects steps, then becomes a `Trajectory`.
+
+    Thread-safe: parallel branches of one graph record into one rollout.
+
+    Args:
+        scenario: what is being tried.
+        sink: where it is kept.
+        group_id: the group that it belongs to, if any.
+        metadata: kept with the trajectory.
+        max_calls: the most policy calls it may make; None for no limit.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario | None = None,
+        *,
+        sink: Sink | None = None,
+        group_id: str | None = None,
+        rollout_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self.id = rollout_id or new_id("t")
+        self.scenario = scenario or Scenario(id="default")
+        self.group_id = group_id
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        self.metrics: dict[str, float] = {}
+        self.components: dict[str, float] = {}
+        self.step_rewards: dict[str, float] = {}
+        self.node_rewards: dict[str, float] = {}
+        self.max_calls = max_calls
+        self.started_at = time.time()
+        self._clock = time.perf_counter()
+        self._sink: Sink = sink or NullSink()
+        self._lock = threading.Lock()
+        self._steps: list[Step] = []
+        self._faults: Counter[str] = Counter()
+        self._call_indices: Counter[tuple[str, int]] = Counter()
+        self._calls = 0
+        self._ended: Trajectory | None = None
+        self._begun = self._sink.begin(self._snapshot())
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def record(self, step: Step) -> None:
+        """Keep a step; returns once the sink has it."""
+        self.submit(step).result()
+
+    async def arecord(self, step: Step) -> None:
+        """Keep a step without blocking the event loop; returns once the sink has it."""
+        future = self.submit(step)
+        if not future.done():
+            await asyncio.wrap_future(future)
+        future.result()
+
+    def submit(self, step: Step) -> Future[None]:
+        """Keep a step; the future is done once the sink has it."""
+        with self._lock:
+            if self._ended is not None:
+                # A background task outlived its graph. The step is real, so the sink keeps it.
+                self._faults["late_steps"] += 1
+                logger.warning("rollout %s had ended when step %s arrived", self.id, step.id)
+            self._steps.append(step)
+        return self._sink.append(step)
+
+    def next_call_index(self, namespace: str, attempt: int) -> int:
+        """Number the calls of one branch and attempt: 0, 1, 2, ..."""
+        with self._lock:
+            index = self._call_indices[namespace, attempt]
+            self._call_indices[namespace, attempt] += 1
+            return index
+
+    def count_call(self) -> int:
+        """Count a policy call that is about to be made; returns how many there are now."""
+        with self._lock:
+            self._calls += 1
+            return self._calls
+
+    def count_fault(self, kind: str) -> int:
+        """Count something that capture could not do; returns how many of this kind there are now."""
+        with self._lock:
+            self._faults[kind] += 1
+            return self._faults[kind]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What has been recorded so far, in the order in which the calls started."""
+        with self._lock:
+            return tuple(sorted(self._steps, key=lambda s: s.started_at))
+
+    @property
+    def ended(self) -> bool:
+        """Whether `finish` or `fail` was called."""
+        return self._ended is not None
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def finish(self, reward: float | None = None) -> Trajectory:
+        """End it; the reward may also come later, by `Trajectory.with_reward`.
+
+        Raises:
+            RewardError: the reward is not a finite number (the rollout then goes on).
+            UnknownTrajectoryError: it has ended already.
+        """
+        if reward is not None:
+            reward = check_reward(reward, f"trajectory {self.id}")
+        return self._end(RolloutStatus.FINISHED, reward, None)
+
+    def fail(self, failure: Failure) -> Trajectory:
+        """End it without a reward; its steps are kept."""
+        return self._end(RolloutStatus.FAILED, None, failure)
+
+    def snapshot(self) -> Trajectory:
+        """The trajectory as it is now."""
+        return self._ended or self._snapshot()
+
+    def _end(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
+        with self._lock:
+            if self._ended is not None:
+                raise UnknownTrajectoryError(
+                    f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
+                )
+        ended = self._snapshot(status, reward, failure)
+        self._begun.result()
+        self._sink.end(ended).result()
+        with self._lock:
+            self._ended = ended
+        return ended
+
+    def _snapshot(
+        self,
+        status: RolloutStatus = RolloutStatus.RUNNING,
+        reward: float | None = None,
+        failure: Failure | None = None,
+    ) -> Trajectory:
+        with self._lock:
+            return Trajectory(
+                id=self.id,
+                scenario=self.scenario,
+                steps=tuple(sorted(self._steps, key=lambda s: s.started_at)),
+                group_id=self.group_id,
+                status=status,
+                reward=reward,
+                components=dict(self.components),
+                step_rewards=dict(self.step_rewards),
+                node_rewards=dict(self.node_rewards),
+                metrics=dict(self.metrics),
+                metadata=dict(self.metadata),
+                faults=dict(self._faults),
+                failure=failure,
+                started_at=self.started_at,
+                duration=None if status is RolloutStatus.RUNNING else time.perf_counter() - self._clock,
+            )
+
+
+_current: ContextVar[Rollout | None] = ContextVar("art_rollout", default=None)
+
+
+def current_rollout() -> Rollout | None:
+    """The rollout that calls made here belong to."""
+    rollout = _current.get()
+    return None if rollout is None or rollout.ended else rollout
+
+
+def set_current_rollout(rollout: Rollout | None) -> None:
+    """Make a rollout the current one of this context (of this task, of this thread)."""
+    _current.set(rollout)
+
+
+@contextmanager
+def recording(rollout: Rollout) -> Iterator[Rollout]:
+    """Make a rollout the current one inside the block."""
+    token = _current.set(rollout)
+    try:
+        yield rollout
+    finally:
+        _current.reset(token)
