@@ -1,0 +1,178 @@
+"""Every knob, typed, documented and validated. A setting that nothing reads has no place here.
+
+Invariant: an unknown or out-of-range setting is refused with its name, before any work starts.
+"""
+
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from art_core.errors import ConfigError
+
+LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
+DTypeName = Literal["auto", "float32", "bfloat16"]
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, nothing unknown; mistakes are `ConfigError`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as invalid:
+            raise ConfigError(_explain(type(self), invalid)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some changed, validated again."""
+        return type(self)(**{**{k: getattr(self, k) for k in type(self).model_fields}, **changes})
+
+
+def _explain(settings: type[BaseModel], invalid: ValidationError) -> str:
+    lines: list[str] = []
+    for error in invalid.errors():
+        name = ".".join(str(part) for part in error["loc"]) or settings.__name__
+        if error["type"] == "extra_forbidden":
+            known = ", ".join(sorted(settings.model_fields))
+            lines.append(f"{name}: no such setting; known: {known}")
+        else:
+            lines.append(f"{name}={error['input']!r}: {error['msg']}")
+    return f"{settings.__name__}: " + "; ".join(lines)
+
+
+class LoRAConfig(Settings):
+    """The adapter that is trained (LoRA, Hu et al. 2021, arXiv:2106.09685)."""
+
+    rank: int = Field(16, ge=1, le=512, description="rank of the update; 8 to 32 is usual")
+    alpha: int = Field(32, ge=1, description="scale numerator: the update is alpha / rank * B A")
+    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="on the adapter's input; keep 0 for RL")
+    target_modules: str | tuple[str, ...] = Field(
+        "all-linear", description="names of the layers to adapt, or PEFT's 'all-linear'"
+    )
+
+
+class TrainConfig(Settings):
+    """How one call of ``train`` turns groups into an update."""
+
+    learning_rate: float = Field(1e-5, gt=0, description="AdamW's peak learning rate")
+    loss: LossName = Field("grpo", description="which policy loss")
+    clip_low: float = Field(0.2, gt=0, lt=1, description="ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(0.2, gt=0, description="ratio is clipped above 1 + clip_high")
+    kl_coef: float = Field(0.0, ge=0, description="weight of the k3 estimate of KL to the base model")
+    advantage_std: bool = Field(False, description="divide advantages by the group's standard deviation")
+    groups_per_update: int | None = Field(
+        None, ge=1, description="groups in one optimizer step; None: all that were given"
+    )
+    epochs: int = Field(1, ge=1, description="passes over the groups of one call")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
+    warmup_updates: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    total_updates: int | None = Field(
+        None, ge=1, description="length of the linear decay to a tenth; None: constant after warm-up"
+    )
+    importance_cap: float | None = Field(
+        2.0, gt=0, description="cap of the truncated importance weight server/trainer; None: no correction"
+    )
+    token_budget: int = Field(1024, ge=16, description="most token-tree nodes in one forward pass")
+    max_kl: float | None = Field(
+        1.0, gt=0, description="skip an update whose mean KL(old, new) in nats exceeds this; None: never"
+    )
+
+
+class EngineConfig(Settings):
+    """How the policy is served."""
+
+    kind: Literal["auto", "embedded", "vllm"] = Field(
+        "auto", description="auto: vLLM where CUDA and vLLM are present, else embedded"
+    )
+    dtype: DTypeName = Field("auto", description="weights' type; auto: bfloat16 (float32 when deterministic)")
+    host: str = Field("127.0.0.1", description="address to listen on; loopback unless you know why not")
+    port: int | None = Field(None, ge=1, le=65535, description="port to listen on; None: any free one")
+    max_model_len: int = Field(4096, ge=16, description="most tokens of prompt and completion together")
+    max_batch: int = Field(64, ge=1, description="most sequences decoded together")
+    gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="share of the GPU that vLLM takes")
+    prefix_cache_tokens: int = Field(65536, ge=0, description="embedded: tokens kept in the prefix cache")
+    deterministic: bool = Field(
+        False,
+        description="embedded: batch-invariant decoding, so a seed gives the same tokens twice (slower)",
+    )
+    enforce_eager: bool = Field(False, description="vLLM: no CUDA graphs, quicker to start, slower after")
+    start_timeout: float = Field(600.0, gt=0, description="seconds until a server must answer")
+    python: Path | None = Field(None, description="vLLM: interpreter of another environment")
+    extra_args: tuple[str, ...] = Field((), description="vLLM: further command-line arguments, as they are")
+
+
+class TrainableModelConfig(Settings):
+    """A model that learns, by the names that people know.
+
+    ``rollout_length`` is the most policy calls that one trajectory may make; ``batch_size`` is how many
+    trajectories (of ``start_trajectory``) make one optimizer step in ``train()`` without arguments.
+    """
+
+    base_model: str = Field(description="a model hub name or a directory")
+    project: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field("agent", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    lora_rank: int = Field(16, ge=1, le=512)
+    lora: LoRAConfig | None = Field(None, description="the adapter in full; None: LoRAConfig(rank=lora_rank)")
+    learning_rate: float = Field(1e-5, gt=0)
+    batch_size: int = Field(8, ge=1)
+    rollout_length: int | None = Field(None, ge=1)
+    train: TrainConfig | None = Field(
+        None, description="training in full; None: TrainConfig(learning_rate=...)"
+    )
+    seed: int = Field(0, ge=0, description="of the adapter's first weights and of what training shuffles")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (
+            self.lora is not None
+            and "lora_rank" in self.model_fields_set
+            and self.lora.rank != self.lora_rank
+        ):
+            raise ValueError(f"lora_rank={self.lora_rank} contradicts lora.rank={self.lora.rank}; give one")
+        if (
+            self.train is not None
+            and "learning_rate" in self.model_fields_set
+            and self.train.learning_rate != self.learning_rate
+        ):
+            raise ValueError(
+                f"learning_rate={self.learning_rate} contradicts train.learning_rate="
+                f"{self.train.learning_rate}; give one"
+            )
+        return self
+
+    @property
+    def lora_config(self) -> LoRAConfig:
+        """The adapter's settings, whichever way they were given."""
+        return self.lora or LoRAConfig(rank=self.lora_rank, alpha=2 * self.lora_rank)
+
+    @property
+    def train_config(self) -> TrainConfig:
+        """Training's settings, whichever way they were given."""
+        return self.train or TrainConfig(learning_rate=self.learning_rate)
+
+
+class ExperimentConfig(Settings):
+    """One experiment as a YAML file: model, engine."""
+
+    model: TrainableModelConfig
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+
+    @classmethod
+    def load(cls, path: Path | str) -> "ExperimentConfig":
+        """Read a YAML file.
+
+        Raises:
+            ConfigError: the file is missing, is not YAML, or holds a setting that is unknown or wrong.
+        """
+        path = Path(path)
+        try:
+            data = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as broken:
+            raise ConfigError(f"cannot read {path}: {broken}") from broken
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a mapping with 'model' and 'engine'")
+        return cls(**data)

@@ -1,0 +1,115 @@
+"""Where a policy answers, and which version of it answers now.
+
+Invariant: a version that is leased is not retired.
+
+Chat models hold an endpoint, never a version: which version a call goes to is decided when the call
+is made.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from art_core.recording import NullSink, Sink
+from art_core.types import PolicyVersion
+
+
+class PolicyEndpoint(Protocol):
+    """What a chat model needs to call a policy and to record what it said."""
+
+    @property
+    def name(self) -> str:
+        """The policy's name, without a version."""
+        ...
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI-compatible server, ending in ``/v1``."""
+        ...
+
+    @property
+    def api_key(self) -> str:
+        """Sent as the bearer token; any text where the server asks for none."""
+        ...
+
+    @property
+    def sink(self) -> Sink:
+        """Where rollouts of this policy are kept."""
+        ...
+
+    def current_version(self) -> PolicyVersion:
+        """The newest version that is served."""
+        ...
+
+    def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:
+        """Hold a version (None: the current one) for the length of a call or of a rollout."""
+        ...
+
+
+class VersionLeases:
+    """Counts who uses which version, so that none is retired under a running call. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free = threading.Condition(self._lock)
+        self._held: Counter[PolicyVersion] = Counter()
+
+    @contextmanager
+    def lease(self, version: PolicyVersion) -> Iterator[PolicyVersion]:
+        """Hold a version inside the block."""
+        with self._lock:
+            self._held[version] += 1
+        try:
+            yield version
+        finally:
+            with self._lock:
+                self._held[version] -= 1
+                if not self._held[version]:
+                    del self._held[version]
+                    self._free.notify_all()
+
+    def held(self, version: PolicyVersion) -> int:
+        """How many hold it now."""
+        with self._lock:
+            return self._held[version]
+
+    def wait_free(self, version: PolicyVersion, timeout: float | None = None) -> bool:
+        """Block until nobody holds it; False when ``timeout`` seconds passed first."""
+        with self._free:
+            return self._free.wait_for(lambda: not self._held[version], timeout)
+
+
+class StaticEndpoint:
+    """A server that somebody else runs: a fixed address and a fixed version.
+
+    Args:
+        base_url: ending in ``/v1``.
+        model: the name to send; ``<model>@<n>`` is read as a version, any other name as version 0 of it.
+        api_key: sent as the bearer token.
+        sink: where rollouts are kept.
+    """
+
+    def __init__(self, base_url: str, model: str, *, api_key: str = "none", sink: Sink | None = None) -> None:
+        self.base_url = base_url
+        self.api_key = api_key
+        self.sink: Sink = sink or NullSink()
+        self._served_name = model
+        self._version = PolicyVersion.parse(model) or PolicyVersion(model, 0)
+        self._leases = VersionLeases()
+
+    @property
+    def name(self) -> str:  # noqa: D102 - the protocol says it
+        return self._version.model
+
+    @property
+    def served_name(self) -> str:
+        """The exact name to send as ``model``."""
+        return self._served_name
+
+    def current_version(self) -> PolicyVersion:  # noqa: D102
+        return self._version
+
+    def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:  # noqa: D102
+        return self._leases.lease(version or self._version)

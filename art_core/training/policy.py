@@ -1,0 +1,261 @@
+"""A trainable policy: a base model with one LoRA adapter in training and frozen copies of it to serve.
+
+Invariant: a snapshot never changes after it was taken, and the base weights never change at all.
+
+The engine decodes with snapshots, the trainer updates the training adapter; both use the same base
+weights, so whoever runs the model holds ``policy.lock``.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from art_core.config import DTypeName, LoRAConfig
+from art_core.errors import CheckpointError, ConfigError, EngineError
+
+TRAINING = "default"
+"""PEFT's name of the adapter in training; `save_pretrained` writes it without a subfolder."""
+
+BASE = None
+"""Stands for the base model, all adapters off."""
+
+
+class Policy(Protocol):
+    """What training and the embedded engine need of a model."""
+
+    lock: threading.RLock
+    tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        ...
+
+    def hidden_states(self, **inputs: Any) -> Any:
+        """The decoder's forward pass without the head; takes what transformers takes.
+
+        Returns:
+            transformers' model output: ``last_hidden_state`` [batch, tokens, width], ``past_key_values``.
+        """
+        ...
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [..., width] to logits [..., vocabulary]."""
+        ...
+
+    def using(self, adapter: str | None) -> Any:
+        """A context in which the model runs with this snapshot, `TRAINING`, or `BASE`."""
+        ...
+
+    def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
+        """Freeze a copy of the training adapter, or load one from a directory, under a name."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Forget a snapshot."""
+        ...
+
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        """What the optimizer updates, in a fixed order."""
+        ...
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the training adapter as an ordinary PEFT directory."""
+        ...
+
+    def load_adapter(self, directory: Path) -> None:
+        """Replace the training adapter's weights by a PEFT directory's."""
+        ...
+
+
+def resolve_dtype(dtype: DTypeName) -> torch.dtype:
+    """``auto`` is bfloat16."""
+    return {"auto": torch.bfloat16, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
+
+
+class PeftPolicy:
+    """LoRA by PEFT on any ``AutoModelForCausalLM``.
+
+    Args:
+        model: the base model; its parameters are frozen here.
+        tokenizer: with a chat template.
+        lora: the adapter.
+        seed: of the adapter's first weights.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: PreTrainedTokenizerBase, lora: LoRAConfig, *, seed: int = 0
+    ) -> None:
+        self.lock = threading.RLock()
+        self.tokenizer = tokenizer
+        self.lora = lora
+        targets = lora.target_modules
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model: PeftModel = get_peft_model(
+                model,
+                LoraConfig(
+                    r=lora.rank,
+                    lora_alpha=lora.alpha,
+                    lora_dropout=lora.dropout,
+                    target_modules=targets if isinstance(targets, str) else list(targets),
+                    task_type="CAUSAL_LM",
+                ),
+            )
+        self.model.eval()  # dropout in the base would make sampling and training disagree
+        self._snapshots: dict[str, str] = {}
+        self._taken = 0
+
+    @classmethod
+    def load(
+        cls,
+        base_model: str,
+        lora: LoRAConfig,
+        *,
+        dtype: DTypeName = "auto",
+        device: str = "cpu",
+        seed: int = 0,
+    ) -> "PeftPolicy":
+        """Load a base model by hub name or directory.
+
+        Raises:
+            ConfigError: there is no such model, or it cannot be read as a causal language model.
+        """
+        try:
+            AutoConfig.from_pretrained(base_model)
+            tokenizer = AutoTokenizer.from_pretrained(base_model)
+            model = AutoModelForCausalLM.from_pretrained(
+                base_model, dtype=resolve_dtype(dtype), attn_implementation="sdpa"
+            ).to(device)
+        except (OSError, ValueError) as unknown:
+            raise ConfigError(
+                f"base_model={base_model!r} cannot be loaded: it is neither a directory with a transformers "
+                f"model nor a hub name within reach ({str(unknown).splitlines()[0]})"
+            ) from unknown
+        return cls(model, tokenizer, lora, seed=seed)
+
+    @property
+    def device(self) -> torch.device:  # noqa: D102 - the protocol says it
+        return self.model.device
+
+    @property
+    def _causal_lm(self) -> Any:
+        return self.model.get_base_model()
+
+    def hidden_states(self, **inputs: Any) -> Any:  # noqa: D102
+        return self._causal_lm.get_decoder()(**inputs)
+
+    def head(self, hidden: torch.Tensor) -> torch.Tensor:  # noqa: D102
+        return self._causal_lm.get_output_embeddings()(hidden)
+
+    @contextmanager
+    def using(self, adapter: str | None) -> Iterator[None]:
+        """Run with a snapshot, `TRAINING` or `BASE` inside the block; holds the lock.
+
+        Raises:
+            EngineError: there is no such snapshot.
+        """
+        with self.lock:
+            if adapter is BASE:
+                with self.model.disable_adapter():
+                    yield
+                return
+            if adapter != TRAINING and adapter not in self._snapshots:
+                known = ", ".join(self._snapshots) or "none"
+                raise EngineError(f"no policy version {adapter!r} is loaded; loaded: {known}")
+            name = TRAINING if adapter == TRAINING else self._snapshots[adapter]
+            if self.model.active_adapter == name:
+                yield
+                return
+            before = self.model.active_adapter
+            self._activate(name)
+            try:
+                yield
+            finally:
+                self._activate(before)
+
+    def _activate(self, name: str) -> None:
+        self.model.set_adapter(name, inference_mode=name != TRAINING)
+
+    def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
+        """Freeze a copy of the training adapter, or of a directory's, under a name.
+
+        Raises:
+            EngineError: the name is taken.
+            CheckpointError: the directory holds no adapter that fits.
+        """
+        with self.lock:
+            if name in self._snapshots:
+                raise EngineError(f"policy version {name!r} is loaded already; versions never change")
+            # PEFT keeps adapters in a ModuleDict, whose keys may hold no dots; names of ours may.
+            inner = f"snapshot{self._taken}"
+            self._taken += 1
+            weights = (
+                get_peft_model_state_dict(self.model, adapter_name=TRAINING)
+                if adapter_dir is None
+                else _read_adapter(adapter_dir, self.device)
+            )
+            self.model.add_adapter(inner, self.model.peft_config[TRAINING])
+            try:
+                self._fill(inner, weights, adapter_dir)
+            except CheckpointError:
+                self.model.delete_adapter(inner)
+                raise
+            for parameter_name, parameter in self.model.named_parameters():
+                if f".{inner}." in parameter_name:
+                    parameter.requires_grad_(False)
+            self._activate(TRAINING)
+            self._snapshots[name] = inner
+
+    def _fill(self, adapter: str, weights: dict[str, torch.Tensor], source: Path | None) -> None:
+        try:
+            result = set_peft_model_state_dict(self.model, weights, adapter_name=adapter)
+        except RuntimeError as misfit:
+            raise CheckpointError(
+                f"{source} holds an adapter of another shape than this model's (rank {self.lora.rank}, "
+                f"{self.lora.target_modules}): {str(misfit).splitlines()[0]}"
+            ) from misfit
+        missing = [key for key in result.missing_keys if "lora_" in key and f".{adapter}." in key]
+        if missing:
+            raise CheckpointError(
+                f"{source} lacks {len(missing)} of this adapter's weights: {missing[0]}, ..."
+            )
+
+    def drop(self, name: str) -> None:
+        """Forget a snapshot; unknown names are ignored, so that retiring twice is harmless."""
+        with self.lock:
+            inner = self._snapshots.pop(name, None)
+            if inner is not None:
+                self.model.delete_adapter(inner)
+
+    def trainable_parameters(self) -> list[torch.nn.Parameter]:
+        """The training adapter's weights, in the order of their names."""
+        named = [(n, p) for n, p in self.model.named_parameters() if f".{TRAINING}." in n]
+        return [p for _, p in sorted(named, key=lambda item: item[0])]
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the training adapter as an ordinary PEFT directory."""
+        with self.lock:
+            self.model.save_pretrained(directory, selected_adapters=[TRAINING])
+
+    def load_adapter(self, directory: Path) -> None:
+        """Replace the training adapter's weights.
+
+        Raises:
+            CheckpointError: the directory holds no adapter that fits.
+        """
+        with self.lock:
+            self._fill(TRAINING, _read_adapter(directory, self.device), directory)
+
+
+def _read_adapter(directory: Path, device: torch.device) -> dict[str, torch.Tensor]:
+    if not (directory / "adapter_config.json").exists():
+        raise CheckpointError(f"{directory} is not a PEFT adapter directory: it has no adapter_config.json")
+    return load_peft_weights(str(directory), device=str(device))
