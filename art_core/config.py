@@ -46,39 +46,43 @@ def _explain(settings: type[BaseModel], invalid: ValidationError) -> str:
 class LoRAConfig(Settings):
     """The adapter that is trained (LoRA, Hu et al. 2021, arXiv:2106.09685)."""
 
-    rank: int = Field(16, ge=1, le=512, description="rank of the update; 8 to 32 is usual")
-    alpha: int = Field(32, ge=1, description="scale numerator: the update is alpha / rank * B A")
-    dropout: float = Field(0.0, ge=0.0, lt=1.0, description="on the adapter's input; keep 0 for RL")
+    rank: int = Field(default=16, ge=1, le=512, description="rank of the update; 8 to 32 is usual")
+    alpha: int = Field(default=32, ge=1, description="scale numerator: the update is alpha / rank * B A")
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0, description="on the adapter's input; keep 0 for RL")
     target_modules: str | tuple[str, ...] = Field(
-        "all-linear", description="names of the layers to adapt, or PEFT's 'all-linear'"
+        default="all-linear", description="names of the layers to adapt, or PEFT's 'all-linear'"
     )
 
 
 class TrainConfig(Settings):
     """How one call of ``train`` turns groups into an update."""
 
-    learning_rate: float = Field(1e-5, gt=0, description="AdamW's peak learning rate")
-    loss: LossName = Field("grpo", description="which policy loss")
-    clip_low: float = Field(0.2, gt=0, lt=1, description="ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(0.2, gt=0, description="ratio is clipped above 1 + clip_high")
-    kl_coef: float = Field(0.0, ge=0, description="weight of the k3 estimate of KL to the base model")
-    advantage_std: bool = Field(False, description="divide advantages by the group's standard deviation")
+    learning_rate: float = Field(default=1e-5, gt=0, description="AdamW's peak learning rate")
+    loss: LossName = Field(default="grpo", description="which policy loss")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="ratio is clipped below 1 - clip_low")
+    clip_high: float = Field(default=0.2, gt=0, description="ratio is clipped above 1 + clip_high")
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of the k3 estimate of KL to the base model")
+    advantage_std: bool = Field(default=False, description="divide advantages by the group's deviation")
     groups_per_update: int | None = Field(
-        None, ge=1, description="groups in one optimizer step; None: all that were given"
+        default=None, ge=1, description="groups in one optimizer step; None: all that were given"
     )
-    epochs: int = Field(1, ge=1, description="passes over the groups of one call")
-    max_grad_norm: float = Field(1.0, gt=0, description="gradient norm above which it is scaled down")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's decoupled weight decay")
-    warmup_updates: int = Field(0, ge=0, description="optimizer steps of linear warm-up")
+    epochs: int = Field(default=1, ge=1, description="passes over the groups of one call")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="gradient norm above which it is scaled down")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay")
+    warmup_updates: int = Field(default=0, ge=0, description="optimizer steps of linear warm-up")
     total_updates: int | None = Field(
-        None, ge=1, description="length of the linear decay to a tenth; None: constant after warm-up"
+        default=None, ge=1, description="length of the linear decay to a tenth; None: constant after warm-up"
     )
     importance_cap: float | None = Field(
-        2.0, gt=0, description="cap of the truncated importance weight server/trainer; None: no correction"
+        default=2.0,
+        gt=0,
+        description="cap of the truncated importance weight server/trainer; None: no correction",
     )
-    token_budget: int = Field(1024, ge=16, description="most token-tree nodes in one forward pass")
+    token_budget: int = Field(default=1024, ge=16, description="most token-tree nodes in one forward pass")
     max_kl: float | None = Field(
-        1.0, gt=0, description="skip an update whose mean KL(old, new) in nats exceeds this; None: never"
+        default=1.0,
+        gt=0,
+        description="skip an update whose mean KL(old, new) in nats exceeds this; None: never",
     )
 
 
@@ -86,23 +90,39 @@ class EngineConfig(Settings):
     """How the policy is served."""
 
     kind: Literal["auto", "embedded", "vllm"] = Field(
-        "auto", description="auto: vLLM where CUDA and vLLM are present, else embedded"
+        default="auto", description="auto: vLLM where CUDA and vLLM are present, else embedded"
     )
-    dtype: DTypeName = Field("auto", description="weights' type; auto: bfloat16 (float32 when deterministic)")
-    host: str = Field("127.0.0.1", description="address to listen on; loopback unless you know why not")
-    port: int | None = Field(None, ge=1, le=65535, description="port to listen on; None: any free one")
-    max_model_len: int = Field(4096, ge=16, description="most tokens of prompt and completion together")
-    max_batch: int = Field(64, ge=1, description="most sequences decoded together")
-    gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="share of the GPU that vLLM takes")
-    prefix_cache_tokens: int = Field(65536, ge=0, description="embedded: tokens kept in the prefix cache")
+    dtype: DTypeName = Field(
+        default="auto", description="weights' type; auto: bfloat16, float32 if deterministic"
+    )
+    host: str = Field(
+        default="127.0.0.1", description="address to listen on; loopback unless you know why not"
+    )
+    port: int | None = Field(
+        default=None, ge=1, le=65535, description="port to listen on; None: any free one"
+    )
+    max_model_len: int = Field(
+        default=4096, ge=16, description="most tokens of prompt and completion together"
+    )
+    max_batch: int = Field(default=64, ge=1, description="most sequences decoded together")
+    gpu_memory_utilization: float = Field(
+        default=0.3, gt=0, le=1, description="share of the GPU that vLLM takes"
+    )
+    prefix_cache_tokens: int = Field(
+        default=65536, ge=0, description="embedded: tokens kept in the prefix cache"
+    )
     deterministic: bool = Field(
-        False,
+        default=False,
         description="embedded: batch-invariant decoding, so a seed gives the same tokens twice (slower)",
     )
-    enforce_eager: bool = Field(False, description="vLLM: no CUDA graphs, quicker to start, slower after")
-    start_timeout: float = Field(600.0, gt=0, description="seconds until a server must answer")
-    python: Path | None = Field(None, description="vLLM: interpreter of another environment")
-    extra_args: tuple[str, ...] = Field((), description="vLLM: further command-line arguments, as they are")
+    enforce_eager: bool = Field(
+        default=False, description="vLLM: no CUDA graphs, quicker to start, slower after"
+    )
+    start_timeout: float = Field(default=600.0, gt=0, description="seconds until a server must answer")
+    python: Path | None = Field(default=None, description="vLLM: interpreter of another environment")
+    extra_args: tuple[str, ...] = Field(
+        default=(), description="vLLM: further command-line arguments, as they are"
+    )
 
 
 class TrainableModelConfig(Settings):
@@ -113,34 +133,27 @@ class TrainableModelConfig(Settings):
     """
 
     base_model: str = Field(description="a model hub name or a directory")
-    project: str = Field("default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    name: str = Field("agent", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    lora_rank: int = Field(16, ge=1, le=512)
-    lora: LoRAConfig | None = Field(None, description="the adapter in full; None: LoRAConfig(rank=lora_rank)")
-    learning_rate: float = Field(1e-5, gt=0)
-    batch_size: int = Field(8, ge=1)
-    rollout_length: int | None = Field(None, ge=1)
+    project: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="agent", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    lora_rank: int = Field(default=16, ge=1, le=512)
+    lora: LoRAConfig | None = Field(default=None, description="in full; None: LoRAConfig(rank=lora_rank)")
+    learning_rate: float = Field(default=1e-5, gt=0)
+    batch_size: int = Field(default=8, ge=1)
+    rollout_length: int | None = Field(default=None, ge=1)
     train: TrainConfig | None = Field(
-        None, description="training in full; None: TrainConfig(learning_rate=...)"
+        default=None, description="training in full; None: TrainConfig(learning_rate=...)"
     )
-    seed: int = Field(0, ge=0, description="of the adapter's first weights and of what training shuffles")
+    seed: int = Field(default=0, ge=0, description="of the adapter's first weights and of shuffling")
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
-        if (
-            self.lora is not None
-            and "lora_rank" in self.model_fields_set
-            and self.lora.rank != self.lora_rank
-        ):
+        given = self.model_fields_set
+        if self.lora is not None and "lora_rank" in given and self.lora.rank != self.lora_rank:
             raise ValueError(f"lora_rank={self.lora_rank} contradicts lora.rank={self.lora.rank}; give one")
-        if (
-            self.train is not None
-            and "learning_rate" in self.model_fields_set
-            and self.train.learning_rate != self.learning_rate
-        ):
+        rate = self.train.learning_rate if self.train is not None else self.learning_rate
+        if "learning_rate" in given and self.learning_rate != rate:
             raise ValueError(
-                f"learning_rate={self.learning_rate} contradicts train.learning_rate="
-                f"{self.train.learning_rate}; give one"
+                f"learning_rate={self.learning_rate} contradicts train.learning_rate={rate}; give one"
             )
         return self
 
@@ -159,7 +172,7 @@ class ExperimentConfig(Settings):
     """One experiment as a YAML file: model, engine."""
 
     model: TrainableModelConfig
-    engine: EngineConfig = Field(default_factory=EngineConfig)
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
 
     @classmethod
     def load(cls, path: Path | str) -> "ExperimentConfig":

@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -236,7 +236,7 @@ def set_current_rollout(rollout: Rollout | None) -> None:
 
 
 @contextmanager
-def recording(rollout: Rollout) -> Iterator[Rollout]:
+def recording(rollout: Rollout) -> Generator[Rollout]:
     """Make a rollout the current one inside the block."""
     token = _current.set(rollout)
     try:

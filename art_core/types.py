@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from art_core.errors import RewardError
 
@@ -190,7 +190,8 @@ def check_reward(reward: float, what: str) -> float:
     Raises:
         RewardError: it is not a finite number; the message names ``what``.
     """
-    if isinstance(reward, bool) or not isinstance(reward, int | float):
+    # Rewards come from users' functions, whatever those are annotated with.
+    if isinstance(reward, bool) or not isinstance(cast(object, reward), int | float):
         raise RewardError(f"{what}: a reward is a number, got {type(reward).__name__} {reward!r}")
     if not math.isfinite(reward):
         raise RewardError(
@@ -234,9 +235,9 @@ class Trajectory:
         if self.reward is not None:
             check_reward(self.reward, f"trajectory {self.id}")
             if self.status is RolloutStatus.FAILED:
+                cause = self.failure.cause if self.failure else "unknown cause"
                 raise RewardError(
-                    f"trajectory {self.id} failed ({self.failure.cause if self.failure else 'unknown cause'}) "
-                    "and cannot have a reward: a failure is not a score"
+                    f"trajectory {self.id} failed ({cause}) and cannot have a reward; a failure is no score"
                 )
 
     def with_reward(self, reward: float, *, components: Mapping[str, float] | None = None) -> Self:

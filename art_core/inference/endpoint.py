@@ -8,7 +8,7 @@ is made.
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
@@ -57,7 +57,7 @@ class VersionLeases:
         self._held: Counter[PolicyVersion] = Counter()
 
     @contextmanager
-    def lease(self, version: PolicyVersion) -> Iterator[PolicyVersion]:
+    def lease(self, version: PolicyVersion) -> Generator[PolicyVersion]:
         """Hold a version inside the block."""
         with self._lock:
             self._held[version] += 1
