@@ -60,6 +60,13 @@ class NullSink:
         return _done()
 
 
+async def _settled(future: Future[None]) -> None:
+    if not future.done():
+        # Without the shield, cancelling the waiter would cancel a write that is on its way to the disk.
+        await asyncio.shield(asyncio.wrap_future(future))
+    future.result()
+
+
 def new_id(prefix: str) -> str:
     """A unique id that says what it names (``t-3f2a...`` for trajectories)."""
     return f"{prefix}-{uuid.uuid4().hex}"
@@ -116,10 +123,7 @@ class Rollout:
 
     async def arecord(self, step: Step) -> None:
         """Keep a step without blocking the event loop; returns once the sink has it."""
-        future = self.submit(step)
-        if not future.done():
-            await asyncio.wrap_future(future)
-        future.result()
+        await _settled(self.submit(step))
 
     def submit(self, step: Step) -> Future[None]:
         """Keep a step; the future is done once the sink has it."""
@@ -178,22 +182,43 @@ class Rollout:
         """End it without a reward; its steps are kept."""
         return self._end(RolloutStatus.FAILED, None, failure)
 
+    async def afinish(self, reward: float | None = None) -> Trajectory:
+        """`finish`, without blocking the event loop while the sink works."""
+        if reward is not None:
+            reward = check_reward(reward, f"trajectory {self.id}")
+        return await self._aend(RolloutStatus.FINISHED, reward, None)
+
+    async def afail(self, failure: Failure) -> Trajectory:
+        """`fail`, without blocking the event loop while the sink works."""
+        return await self._aend(RolloutStatus.FAILED, None, failure)
+
     def snapshot(self) -> Trajectory:
         """The trajectory as it is now."""
         return self._ended or self._snapshot()
 
     def _end(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
-        with self._lock:
-            if self._ended is not None:
-                raise UnknownTrajectoryError(
-                    f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
-                )
-        ended = self._snapshot(status, reward, failure)
+        ended = self._ending(status, reward, failure)
         self._begun.result()
         self._sink.end(ended).result()
         with self._lock:
             self._ended = ended
         return ended
+
+    async def _aend(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
+        ended = self._ending(status, reward, failure)
+        await _settled(self._begun)
+        await _settled(self._sink.end(ended))
+        with self._lock:
+            self._ended = ended
+        return ended
+
+    def _ending(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
+        with self._lock:
+            if self._ended is not None:
+                raise UnknownTrajectoryError(
+                    f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
+                )
+        return self._snapshot(status, reward, failure)
 
     def _snapshot(
         self,
