@@ -29,6 +29,10 @@ class NoPolicyCallsError(ArtError, RuntimeError):
     """A rollout ended without one captured call of the policy."""
 
 
+class RolloutFailedError(ArtError, RuntimeError):
+    """A rollout failed, and the failure policy says that nothing goes on after that."""
+
+
 class RolloutTooLongError(ArtError, RuntimeError):
     """A rollout made more policy calls than its model's ``rollout_length`` allows."""
 
