@@ -1,0 +1,205 @@
+"""Opening a database: connection settings, whose it is, which revision it has.
+
+Invariant: an engine that `open_database` returns leads to a database of the asked-for project at the
+newest revision; whatever stands against that is a `StoreError` that says what to do, and a database
+that is refused is left as it was.
+
+All that is particular to SQLite is in this module.
+"""
+
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Table, create_engine, event, insert, inspect, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+
+from art_core.errors import StoreError
+from art_core.store import schema
+
+BUSY_TIMEOUT = 30.0
+"""Seconds to wait for another process that is writing."""
+
+_WRITING = "art_writing"
+
+
+def open_database(url: str | URL, project: str) -> Engine:
+    """An engine for a project's database, which is created, or migrated, where needed.
+
+    Raises:
+        StoreError: it cannot be reached or read, belongs to another project, or is newer than this code.
+    """
+    engine = _engine(url)
+    try:
+        with engine.connect() as connection:
+            current = _revision(connection, project)
+        if current is None:
+            with writing(engine) as connection:
+                # Another process may have been quicker.
+                if _revision(connection, project) is None:
+                    _create(connection, project)
+        elif current != schema.HEAD:
+            with writing(engine) as connection:
+                if _revision(connection, project) != schema.HEAD:
+                    from art_core.store.migrations import upgrade  # alembic is slow to import
+
+                    upgrade(connection)
+    except SQLAlchemyError as failure:
+        engine.dispose()
+        raise explain(failure, engine, "opening the store") from failure
+    except StoreError:
+        engine.dispose()
+        raise
+    return engine
+
+
+@contextmanager
+def writing(engine: Engine) -> Generator[Connection]:
+    """A transaction that may write; committed at the end of the block, or as if it had never been."""
+    with engine.connect() as connection:
+        connection.execution_options(**{_WRITING: True})
+        with connection.begin():
+            yield connection
+
+
+@contextmanager
+def reading(engine: Engine) -> Generator[Connection]:
+    """A transaction that sees one state of the database, whatever others write meanwhile.
+
+    Raises:
+        StoreError: the database cannot be read.
+    """
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except SQLAlchemyError as failure:
+        raise explain(failure, engine, "reading the store") from failure
+
+
+def insert_missing(connection: Connection, table: Table) -> Any:
+    """An insert that passes over rows which are there already."""
+    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
+    return dialect.insert(table).on_conflict_do_nothing()
+
+
+def location(engine: Engine) -> str:
+    """Where a database is, for people; without its password."""
+    if engine.dialect.name == "sqlite":
+        return str(engine.url.database)
+    return engine.url.render_as_string(hide_password=True)
+
+
+def explain(failure: SQLAlchemyError, engine: Engine, what: str) -> StoreError:
+    """A database's error as one of ours: the file, what happened, the way out."""
+    where = location(engine)
+    cause = str(failure.orig) if isinstance(failure, DBAPIError) else str(failure)
+    for symptom, meaning in _MEANINGS.items():
+        if symptom in cause:
+            return StoreError(f"{what}: {where}: {meaning} ({cause})")
+    return StoreError(f"{what}: {where}: the database refused: {cause}")
+
+
+_KEPT = "what was recorded before is safe, and recording goes on by itself once that is mended"
+_MEANINGS = {
+    "disk is full": f"the disk is full; free some space: {_KEPT}",
+    "disk I/O error": f"the disk cannot be written or read; look at it: {_KEPT}",
+    "database is locked": f"another process has been writing for {BUSY_TIMEOUT:.0f} s; end it: {_KEPT}",
+    "readonly database": f"the file may not be written; give this user the right to: {_KEPT}",
+    "unable to open database file": "the file cannot be opened; check that its directory exists and may be "
+    "written",
+    "file is not a database": "this is not a SQLite database; move it away, or open another root",
+    "malformed": "the file is damaged; move it away and restore a copy, or read what is left with "
+    "`sqlite3 FILE .recover`",
+    "connection": "the database server cannot be reached; check the URL, and that it runs",
+}
+
+
+def _engine(url: str | URL) -> Engine:
+    try:
+        url = make_url(url)
+        if url.get_backend_name() not in ("sqlite", "postgresql"):
+            raise StoreError(f"a store lives in SQLite or PostgreSQL, not in {url.get_backend_name()!r}")
+        if url.get_backend_name() == "postgresql":
+            return create_engine(url, pool_pre_ping=True)
+        engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
+    except ArgumentError as unreadable:
+        raise StoreError(f"{url!r} is not a database URL: {unreadable}") from unreadable
+    except (NoSuchModuleError, ModuleNotFoundError) as missing:
+        raise StoreError(f"{url}: the database driver is not installed: {missing}") from missing
+    event.listen(engine, "connect", _set_up_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _set_up_sqlite(connection: Any, _record: Any) -> None:
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA journal_mode = WAL")
+    # In WAL mode a commit survives the death of the process without an fsync of its own. A power cut may
+    # take the last commits, never the file's consistency.
+    cursor.execute("PRAGMA synchronous = NORMAL")
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A writer that began as a reader could not wait for another writer: it would fail at once.
+    mode = "IMMEDIATE" if connection.get_execution_options().get(_WRITING) else "DEFERRED"
+    connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _revision(connection: Connection, project: str) -> str | None:
+    """The database's revision; None when it is empty.
+
+    Raises:
+        StoreError: it is not a store, another project's, or newer than this code.
+    """
+    where = location(connection.engine)
+    tables = set(inspect(connection).get_table_names())
+    if not tables:
+        return None
+    if not {schema.alembic_version.name, schema.store_info.name} <= tables:
+        raise StoreError(
+            f"{where} holds a database of something else (tables: {', '.join(sorted(tables)[:5])}); "
+            "open another root or URL"
+        )
+    revision = connection.scalar(select(schema.alembic_version.c.version_num))
+    if revision not in schema.REVISIONS:
+        raise StoreError(
+            f"{where} has schema version {revision}, and this version of art-langgraph knows up to "
+            f"{schema.HEAD}: upgrade art-langgraph, or open another root"
+        )
+    info = schema.store_info.c
+    owner = connection.scalar(select(info.value).where(info.key == "project"))
+    if owner != project:
+        raise StoreError(
+            f"{where} is the store of project {owner!r}, not of {project!r}: open project {owner!r}, "
+            "or another root or URL"
+        )
+    return revision
+
+
+def _create(connection: Connection, project: str) -> None:
+    schema.metadata.create_all(connection)
+    schema.alembic_version.create(connection)
+    connection.execute(insert(schema.alembic_version), {"version_num": schema.HEAD})
+    connection.execute(
+        insert(schema.store_info),
+        [{"key": "project", "value": project}, {"key": "created_at", "value": str(time.time())}],
+    )
+
+
+def sqlite_url(path: Path) -> URL:
+    """The URL of a database file, whose directory is made.
+
+    Raises:
+        StoreError: the directory cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as unmakeable:
+        raise StoreError(f"the store's directory {path.parent} cannot be made: {unmakeable}") from unmakeable
+    return URL.create("sqlite", database=str(path))

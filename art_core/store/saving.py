@@ -1,0 +1,45 @@
+"""Saving a group that may be new, partly recorded, or recorded and scored since.
+
+Invariant: afterwards the store's group equals the given one, and nothing that it knew is lost: steps are
+only added, and a replaced reward stays in the history.
+"""
+
+from sqlalchemy import Connection, select, update
+
+from art_core.store import codec
+from art_core.store.database import insert_missing
+from art_core.store.schema import scenarios, steps, trajectories
+from art_core.store.sink import ROLLOUT, insert_group, insert_reward, insert_steps, insert_trajectory
+from art_core.types import Trajectory, TrajectoryGroup
+
+
+def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, run_id: str | None) -> str:
+    """Write a group and return its id."""
+    scenario = codec.scenario_row(group.scenario)
+    connection.execute(insert_missing(connection, scenarios), scenario)
+    insert_group(connection, group_id, run_id, scenario)
+    for position, member in enumerate(group.trajectories):
+        _save_member(connection, member, run_id)
+        connection.execute(
+            update(trajectories)
+            .where(trajectories.c.id == member.id)
+            .values(group_id=group_id, group_position=position)
+        )
+    return group_id
+
+
+def _save_member(connection: Connection, member: Trajectory, run_id: str | None) -> None:
+    found = connection.execute(select(trajectories.c.reward).where(trajectories.c.id == member.id)).first()
+    if found is None:
+        scenario = codec.scenario_row(member.scenario)
+        insert_trajectory(connection, codec.trajectory_row(member, scenario["digest"], run_id), scenario)
+        known: set[str] = set()
+    else:
+        connection.execute(
+            update(trajectories).where(trajectories.c.id == member.id).values(codec.outcome_row(member))
+        )
+        known = set(connection.scalars(select(steps.c.id).where(steps.c.rollout_id == member.id)))
+    if missing := [codec.step_row(step) for step in member.steps if step.id not in known]:
+        insert_steps(connection, missing)
+    if found is None or found.reward != member.reward:
+        insert_reward(connection, member, ROLLOUT)

@@ -1,0 +1,174 @@
+"""The tables, at the newest revision.
+
+Invariant: these tables equal what the migrations build from an empty database (a test compares them),
+and nothing here is particular to one database.
+
+Structured values are JSON text, token arrays are packed bytes (see `codec`). Free keys (``scenario_id``,
+``group_id`` and ``id``) are the user's or the recorder's own; ``seq`` is the order of arrival.
+"""
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+REVISIONS = ("0001",)
+"""Every revision that this code can read or migrate from, oldest first; the last one is the tables below."""
+
+HEAD = REVISIONS[-1]
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+# SQLite numbers rows by itself only in a column that is called INTEGER.
+_Sequence = BigInteger().with_variant(Integer, "sqlite")
+
+alembic_version = Table(
+    "alembic_version",
+    MetaData(),  # alembic's own table: it stays out of what alembic compares
+    Column("version_num", Text, primary_key=True),
+)
+
+store_info = Table("store_info", metadata, Column("key", Text, primary_key=True), Column("value", Text))
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("model", Text, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("state", Text, nullable=False),
+)
+
+scenarios = Table(
+    "scenarios",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),  # of the whole content: ids may be used twice
+    Column("scenario_id", Text, nullable=False, index=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+groups = Table(
+    "groups",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("run_id", Text, ForeignKey("runs.id"), index=True),
+    Column("scenario", LargeBinary, ForeignKey("scenarios.digest"), nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+trajectories = Table(
+    "trajectories",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("run_id", Text, ForeignKey("runs.id"), index=True),
+    Column("group_id", Text, ForeignKey("groups.id"), index=True),
+    Column("group_position", Integer),
+    Column("scenario", LargeBinary, ForeignKey("scenarios.digest"), nullable=False, index=True),
+    Column("status", Text, nullable=False),
+    Column("reward", Double),
+    Column("components", Text, nullable=False),
+    Column("step_rewards", Text, nullable=False),
+    Column("node_rewards", Text, nullable=False),
+    Column("metrics", Text, nullable=False),
+    Column("metadata", Text, nullable=False),
+    Column("faults", Text, nullable=False),
+    Column("failure", Text),
+    Column("started_at", Double, nullable=False),
+    Column("duration", Double),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),
+    Column("rollout_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("call_id", Text, nullable=False),
+    Column("choice", Integer, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("policy_model", Text),
+    Column("policy_number", Integer),
+    Column("node", Text),
+    Column("identity", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("duration", Double, nullable=False),
+    Column("messages", LargeBinary, nullable=False),
+    Column("tools", LargeBinary, nullable=False),
+    Column("sampling", Text, nullable=False),
+    Column("response", LargeBinary),
+    Column("finish_reason", Text),
+    Column("usage", Text, nullable=False),
+    Column("untrainable", Text),
+    Column("error", Text),
+    Column("prompt_tokens", LargeBinary),
+    Column("completion_tokens", LargeBinary),
+    Column("logprobs", LargeBinary),
+)
+
+scores = Table(
+    "scores",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("trajectory_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("reward", Double, nullable=False),
+    Column("components", Text, nullable=False),
+    Column("author", Text, nullable=False),
+    Column("explanation", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("value", Double),  # NULL is NaN, which SQLite cannot hold
+    Column("created_at", Double, nullable=False),
+    UniqueConstraint("run_id", "step", "name"),
+)
+
+policy_versions = Table(
+    "policy_versions",
+    metadata,
+    Column("model", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("run_id", Text, ForeignKey("runs.id")),
+    Column("adapter_dir", Text),
+    Column("metadata", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("run_id", Text, ForeignKey("runs.id")),
+    Column("kind", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("data", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+    Index("ix_events_run_id_kind", "run_id", "kind"),
+)

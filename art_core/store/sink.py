@@ -1,0 +1,144 @@
+"""Rollouts into the store while they run: the store's side of `art_core.recording`.
+
+Invariant: a rollout is encoded in the thread that recorded it, so what is written is what it was then,
+and what cannot be written fails there alone.
+"""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from art_core.errors import ArtError, StoreError, UnknownTrajectoryError
+from art_core.store import codec
+from art_core.store.codec import Row
+from art_core.store.database import insert_missing
+from art_core.store.schema import groups, scenarios, scores, steps, trajectories
+from art_core.store.writer import Job, Writer
+from art_core.types import RolloutStatus, Step, Trajectory
+
+ROLLOUT = "rollout"
+"""Author of the reward that a rollout ended with."""
+
+
+class StoreSink:
+    """Keeps the rollouts of one run (see `art_core.recording.Sink`).
+
+    Each future is done once what it stands for survives ``kill -9``. It raises `StoreError` when the
+    database cannot be written or the record cannot be encoded, and `UnknownTrajectoryError` for a rollout
+    that never began here.
+    """
+
+    def __init__(self, writer: Writer, run_id: str | None) -> None:
+        self._writer = writer
+        self._run_id = run_id
+
+    def begin(self, trajectory: Trajectory) -> Future[None]:
+        """Keep a rollout that has just started."""
+        what = f"beginning rollout {trajectory.id}"
+        try:
+            scenario = codec.scenario_row(trajectory.scenario)
+            row = codec.trajectory_row(trajectory, scenario["digest"], self._run_id)
+        except ArtError as unwritable:
+            return _failed(unwritable)
+
+        def apply(connection: Connection) -> None:
+            insert_trajectory(connection, row, scenario)
+
+        def refused(connection: Connection) -> ArtError | None:
+            if _exists(connection, trajectory.id):
+                return StoreError(f"{what}: there is one with this id already; ids are never used again")
+            return None
+
+        return self._writer.submit(Job(what, apply=apply, refused=refused))
+
+    def append(self, step: Step) -> Future[None]:
+        """Keep one step of a rollout that has begun, also when it has ended since."""
+        what = f"recording step {step.id} of rollout {step.rollout_id}"
+        try:
+            row = codec.step_row(step)
+        except ArtError as unwritable:
+            return _failed(unwritable)
+
+        def refused(connection: Connection) -> ArtError | None:
+            if not _exists(connection, step.rollout_id):
+                return unknown(step.rollout_id, what)
+            return StoreError(f"{what}: there is a step with this id already; ids are never used again")
+
+        return self._writer.submit(Job(what, step=row, refused=refused))
+
+    def end(self, trajectory: Trajectory) -> Future[None]:
+        """Keep how a rollout ended."""
+        what = f"ending rollout {trajectory.id}"
+        try:
+            row = codec.outcome_row(trajectory)
+        except ArtError as unwritable:
+            return _failed(unwritable)
+
+        def apply(connection: Connection) -> None:
+            found = connection.execute(
+                update(trajectories)
+                .where(trajectories.c.id == trajectory.id, trajectories.c.status == RolloutStatus.RUNNING)
+                .values(row)
+            )
+            if found.rowcount != 1:
+                if _exists(connection, trajectory.id):
+                    raise StoreError(f"{what}: it has ended already")
+                raise unknown(trajectory.id, what)
+            insert_reward(connection, trajectory, ROLLOUT)
+
+        return self._writer.submit(Job(what, apply=apply))
+
+
+def unknown(trajectory_id: str, what: str) -> UnknownTrajectoryError:
+    """The error for a trajectory that is not in the store."""
+    return UnknownTrajectoryError(f"{what}: no rollout {trajectory_id} has begun in this store")
+
+
+def insert_trajectory(connection: Connection, row: Row, scenario: Row) -> None:
+    """Write a trajectory's row after those that it refers to."""
+    connection.execute(insert_missing(connection, scenarios), scenario)
+    if row["group_id"] is not None:
+        insert_group(connection, row["group_id"], row["run_id"], scenario)
+    connection.execute(insert(trajectories), row)
+
+
+def insert_group(connection: Connection, group_id: str, run_id: str | None, scenario: Row) -> None:
+    """Write a group's row, unless it is there; the scenario's is."""
+    connection.execute(
+        insert_missing(connection, groups),
+        {"id": group_id, "run_id": run_id, "scenario": scenario["digest"], "created_at": time.time()},
+    )
+
+
+def insert_steps(connection: Connection, rows: Sequence[Row]) -> None:
+    """Write steps' rows."""
+    connection.execute(insert(steps), rows)
+
+
+def insert_reward(connection: Connection, trajectory: Trajectory, author: str) -> None:
+    """Write a trajectory's reward, where it has one, into its reward history."""
+    if trajectory.reward is not None:
+        connection.execute(
+            insert(scores),
+            {
+                "trajectory_id": trajectory.id,
+                "reward": trajectory.reward,
+                "components": codec.to_json(dict(trajectory.components)),
+                "author": author,
+                "explanation": "",
+                "created_at": time.time(),
+            },
+        )
+
+
+def _exists(connection: Connection, trajectory_id: str) -> bool:
+    return connection.scalar(select(trajectories.c.seq).where(trajectories.c.id == trajectory_id)) is not None
+
+
+def _failed(error: Exception) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(error)
+    return future

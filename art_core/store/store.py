@@ -1,0 +1,390 @@
+"""The durable record of a project: what was run, what it was worth, what came of it.
+
+Invariant: what a method has written survives ``kill -9`` once the method has returned (or, for a sink,
+once its future is done), and what failed to be written has left nothing behind.
+
+All writing of a process goes through one thread (`writer`), so that hundreds of rollouts share its commits;
+reading goes straight to the database and may happen in any thread and in any other process.
+"""
+
+import os
+import re
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+
+from art_core.errors import RewardError, StoreError, UnknownTrajectoryError
+from art_core.recording import Sink, new_id
+from art_core.store import codec, reading
+from art_core.store.database import location, open_database, sqlite_url
+from art_core.store.database import reading as read_transaction
+from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
+from art_core.store.saving import save_group
+from art_core.store.schema import (
+    events,
+    groups,
+    metrics,
+    policy_versions,
+    runs,
+    scenarios,
+    scores,
+    trajectories,
+)
+from art_core.store.sink import StoreSink, insert_steps, unknown
+from art_core.store.writer import Job, Writer
+from art_core.types import PolicyVersion, RolloutStatus, Trajectory, TrajectoryGroup, check_reward
+
+T = TypeVar("T")
+
+_PROJECT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class Store:
+    """A project's store; thread-safe. Use `Store.open`, and close it (or use it as a context manager).
+
+    Attributes:
+        project: whose it is.
+        location: the file, or the URL without its password.
+    """
+
+    def __init__(self, project: str, url: Any) -> None:
+        self.project = project
+        self._engine = open_database(url, project)
+        self.location = location(self._engine)
+        self._writer = Writer(self._engine, insert_steps)
+        self._process = os.getpid()
+        # Also when the store is forgotten without being closed, and when the interpreter ends.
+        self._finish = weakref.finalize(self, _shut, self._writer, self._engine, self._process)
+
+    @classmethod
+    def open(cls, project: str, root: str | Path = ".art", *, url: str | None = None) -> "Store":
+        """Open a project's store, which is created, or brought to the newest schema, where needed.
+
+        Args:
+            project: the project's name; its file is ``<root>/<project>.db``.
+            root: directory of the files.
+            url: a database's URL (SQLAlchemy's form, ``postgresql://...``) in place of a file.
+
+        Raises:
+            StoreError: it cannot be opened, belongs to another project, or is newer than this code.
+        """
+        if not _PROJECT.fullmatch(project):
+            raise StoreError(
+                f"project {project!r} cannot be a file's name: use letters, digits, '.', '_' and '-', and "
+                "begin with a letter or digit"
+            )
+        return cls(project, sqlite_url(Path(root) / f"{project}.db") if url is None else url)
+
+    def close(self) -> None:
+        """Write what is queued, then let go of the database. Closing twice is harmless."""
+        self._finish()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    # -- rollouts ----------------------------------------------------------------------------------
+
+    def sink(self, run_id: str | None = None) -> Sink:
+        """Where rollouts record themselves while they run.
+
+        Args:
+            run_id: the run that they belong to; None for rollouts of no run.
+        """
+        self._check_process()
+        return StoreSink(self._writer, run_id)
+
+    def save_group(self, group: TrajectoryGroup, *, run_id: str | None = None) -> str:
+        """Keep a group: its members, their order, and what is new about them.
+
+        Members and steps that the store lacks are added; of those that it has, outcome and reward are
+        brought up to the given ones.
+
+        Returns:
+            The group's id; a new one where the group has none.
+        """
+        group_id = group.id or new_id("g")
+        return self._write(
+            f"saving group {group_id}", lambda connection: save_group(connection, group, group_id, run_id)
+        )
+
+    def score(
+        self,
+        trajectory_id: str,
+        reward: float,
+        *,
+        components: Mapping[str, float] | None = None,
+        author: str,
+        explanation: str = "",
+    ) -> None:
+        """Give a trajectory a reward; earlier ones stay in its history.
+
+        Raises:
+            RewardError: the reward is not a finite number, or the rollout failed.
+            UnknownTrajectoryError: there is no such trajectory.
+        """
+        what = f"scoring trajectory {trajectory_id}"
+        values = {
+            "reward": check_reward(reward, f"trajectory {trajectory_id}"),
+            "components": codec.to_json(dict(components or {})),
+        }
+
+        def apply(connection: Connection) -> None:
+            query = select(trajectories.c.status, trajectories.c.failure).where(
+                trajectories.c.id == trajectory_id
+            )
+            found = connection.execute(query).first()
+            if found is None:
+                raise unknown(trajectory_id, what)
+            if found.status == RolloutStatus.FAILED:
+                raise RewardError(
+                    f"trajectory {trajectory_id} failed ({found.failure}) and cannot have a reward: a "
+                    "failure is not a score"
+                )
+            connection.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
+            connection.execute(
+                insert(scores),
+                values
+                | {
+                    "trajectory_id": trajectory_id,
+                    "author": author,
+                    "explanation": codec.clean_text(explanation),
+                    "created_at": time.time(),
+                },
+            )
+
+        self._write(what, apply)
+
+    def trajectory(self, trajectory_id: str) -> Trajectory:
+        """One trajectory with its steps, in the order in which they started.
+
+        Raises:
+            UnknownTrajectoryError: there is none with this id.
+        """
+        with read_transaction(self._engine) as connection:
+            found = reading.read_trajectories(connection, [trajectories.c.id == trajectory_id])
+        if not found:
+            raise UnknownTrajectoryError(f"{self.location} has no trajectory {trajectory_id}")
+        return found[0]
+
+    def trajectories(
+        self,
+        run_id: str | None = None,
+        group_id: str | None = None,
+        scenario_id: str | None = None,
+        status: RolloutStatus | str | None = None,
+        limit: int | None = None,
+        with_steps: bool = True,
+    ) -> Iterator[Trajectory]:
+        """Trajectories in the order in which they began; each condition that is given narrows them down."""
+        conditions: list[ColumnElement[bool]] = []
+        if run_id is not None:
+            conditions.append(trajectories.c.run_id == run_id)
+        if group_id is not None:
+            conditions.append(trajectories.c.group_id == group_id)
+        if scenario_id is not None:
+            conditions.append(scenarios.c.scenario_id == scenario_id)
+        if status is not None:
+            conditions.append(trajectories.c.status == RolloutStatus(status).value)
+        return reading.iterate_trajectories(self._engine, conditions, limit, with_steps)
+
+    def group(self, group_id: str) -> TrajectoryGroup:
+        """A group with its members: those of `save_group` in its order, then others as they began.
+
+        Raises:
+            UnknownTrajectoryError: there is none with this id.
+        """
+        with read_transaction(self._engine) as connection:
+            joined = groups.join(scenarios, groups.c.scenario == scenarios.c.digest)
+            body = connection.scalar(
+                select(scenarios.c.body).select_from(joined).where(groups.c.id == group_id)
+            )
+            if body is None:
+                raise UnknownTrajectoryError(f"{self.location} has no group {group_id}")
+            members = reading.read_trajectories(
+                connection,
+                [trajectories.c.group_id == group_id],
+                trajectories.c.group_position.asc().nulls_last(),
+            )
+        return TrajectoryGroup(codec.scenario_from_body(body), tuple(members), id=group_id)
+
+    def scores(self, trajectory_id: str) -> list[Score]:
+        """A trajectory's reward history, oldest first."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_scores(connection, trajectory_id)
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def begin_run(self, model: str, config: Mapping[str, Any] | None = None) -> str:
+        """Begin a training run of a model name.
+
+        Args:
+            model: the name that learns.
+            config: its settings, as JSON can hold them.
+
+        Returns:
+            The run's id.
+        """
+        run_id = new_id("r")
+        row = {
+            "id": run_id,
+            "model": model,
+            "config": _json(config, f"the config of run {run_id}"),
+            "started_at": time.time(),
+            "state": RunState.RUNNING.value,
+        }
+        self._insert(f"beginning run {run_id}", runs, row)
+        return run_id
+
+    def end_run(self, run_id: str, state: RunState | str = RunState.FINISHED) -> None:
+        """End a run.
+
+        Raises:
+            StoreError: there is no such run.
+        """
+        values = {"state": RunState(state).value, "ended_at": time.time()}
+
+        def apply(connection: Connection) -> None:
+            if connection.execute(update(runs).where(runs.c.id == run_id).values(values)).rowcount != 1:
+                raise StoreError(f"ending run {run_id}: {self.location} has no such run")
+
+        self._write(f"ending run {run_id}", apply)
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_runs(connection)
+
+    def log_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> None:
+        """Keep a training step's numbers; those of an earlier attempt at the same step are replaced."""
+        now = time.time()
+        rows = [
+            {"run_id": run_id, "step": step, "name": name, "value": float(value), "created_at": now}
+            for name, value in values.items()
+        ]
+
+        def apply(connection: Connection) -> None:
+            stale = metrics.c.name.in_(list(values))
+            connection.execute(
+                delete(metrics).where(metrics.c.run_id == run_id, metrics.c.step == step, stale)
+            )
+            connection.execute(insert(metrics), rows)
+
+        if rows:
+            self._write(f"logging metrics of step {step}", apply, run_id)
+
+    def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
+        """A run's metrics by step; all of them, or those of one name."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_metrics(connection, run_id, name)
+
+    def add_event(
+        self, run_id: str | None, kind: str, message: str, data: Mapping[str, Any] | None = None
+    ) -> None:
+        """Keep something that happened (a skipped update, a restarted server, ...)."""
+        row = {
+            "run_id": run_id,
+            "kind": kind,
+            "message": codec.clean_text(message),
+            "data": _json(data, f"the data of event {kind!r}"),
+            "created_at": time.time(),
+        }
+        self._insert(f"recording event {kind!r}", events, row, run_id)
+
+    def events(self, run_id: str | None = None, kind: str | None = None) -> list[Event]:
+        """Events, oldest first; of all runs when none is named."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_events(connection, run_id, kind)
+
+    # -- policy versions ---------------------------------------------------------------------------
+
+    def add_version(
+        self,
+        policy: PolicyVersion,
+        adapter_dir: str | Path | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        """Keep a policy version and where its adapter lies (None: the base model itself).
+
+        Raises:
+            StoreError: the version is there already; versions are never used again.
+        """
+        what = f"adding policy version {policy}"
+        row = {
+            "model": policy.model,
+            "number": policy.number,
+            "run_id": run_id,
+            "adapter_dir": None if adapter_dir is None else str(adapter_dir),
+            "metadata": _json(metadata, f"the metadata of {policy}"),
+            "created_at": time.time(),
+        }
+
+        def refused(connection: Connection) -> StoreError | None:
+            taken = select(policy_versions).where(
+                policy_versions.c.model == policy.model, policy_versions.c.number == policy.number
+            )
+            if connection.execute(taken).first() is not None:
+                return StoreError(f"{what}: it is there already, and versions are never used again")
+            return self._unknown_run(connection, what, run_id)
+
+        self._run(Job(what, apply=lambda c: c.execute(insert(policy_versions), row), refused=refused))
+
+    def versions(self, model: str) -> list[AdapterVersion]:
+        """A model's versions, in the order of their numbers."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_versions(connection, model)
+
+    def latest_version(self, model: str) -> AdapterVersion | None:
+        """A model's version with the highest number; None when it has none."""
+        found = self.versions(model)
+        return found[-1] if found else None
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise StoreError(
+                f"{self.location} was opened by process {self._process}, and this one is a fork of it: "
+                "open the store again here"
+            )
+
+    def _run(self, job: Job) -> Any:
+        self._check_process()
+        return self._writer.submit(job).result()
+
+    def _write(self, what: str, apply: Callable[[Connection], T], run_id: str | None = None) -> T:
+        return self._run(
+            Job(what, apply=apply, refused=lambda connection: self._unknown_run(connection, what, run_id))
+        )
+
+    def _insert(self, what: str, table: Any, row: codec.Row, run_id: str | None = None) -> None:
+        def apply(connection: Connection) -> None:
+            connection.execute(insert(table), row)
+
+        self._write(what, apply, run_id)
+
+    def _unknown_run(self, connection: Connection, what: str, run_id: str | None) -> StoreError | None:
+        if run_id is None or reading.read_runs(connection, runs.c.id == run_id):
+            return None
+        return StoreError(f"{what}: {self.location} has no run {run_id}; begin_run gives one")
+
+
+def _json(value: Mapping[str, Any] | None, what: str) -> str:
+    try:
+        return codec.to_json(dict(value or {}))
+    except (TypeError, ValueError, RecursionError) as unwritable:
+        raise StoreError(f"{what} cannot be recorded: {unwritable}; give what JSON can hold") from unwritable
+
+
+def _shut(writer: Writer, engine: Any, process: int) -> None:
+    if os.getpid() == process:  # a fork has no writer thread to wait for
+        writer.close()
+        engine.dispose()

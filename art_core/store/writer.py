@@ -1,0 +1,148 @@
+"""One thread that writes: group commit.
+
+Invariant: a job's future is done only after the transaction that holds the job is committed, and a job
+that fails leaves nothing behind.
+
+Jobs queue up while a transaction is being committed; the next one takes all of them. If the database
+refuses a batch because of what is in it, its jobs are written one by one, so that only the faulty
+ones fail. If it cannot write at all (disk full, locked), all of the batch fail and the thread lives on.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
+
+from art_core.errors import StoreError
+from art_core.store.codec import Row
+from art_core.store.database import explain, writing
+
+logger = logging.getLogger(__name__)
+
+_MOST_JOBS = 2000  # in one transaction: bounds what one commit holds in memory, and how long it takes
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Something to write.
+
+    Attributes:
+        what: names it in errors.
+        apply: writes it; its return value becomes the future's.
+        step: in place of ``apply``: a row that is written together with its neighbours.
+        refused: looks up why the database's constraints refused it; None when it cannot tell.
+    """
+
+    what: str
+    apply: Callable[[Connection], Any] | None = None
+    step: Row | None = None
+    refused: Callable[[Connection], Exception | None] | None = None
+    future: Future[Any] = field(default_factory=Future[Any])
+
+
+class Writer:
+    """Writes jobs in the order in which they come.
+
+    Args:
+        engine: the database.
+        insert_steps: writes many step rows at once.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        insert_steps: Callable[[Connection, Sequence[Row]], None],
+    ) -> None:
+        self._engine = engine
+        self._insert_steps = insert_steps
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name="art-store-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> Future[Any]:
+        """Queue a job; its future cannot be cancelled, since what was recorded stays recorded."""
+        job.future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._closed:
+                job.future.set_exception(StoreError(f"{job.what}: the store is closed; open it again"))
+            else:
+                self._jobs.put(job)
+        return job.future
+
+    def close(self) -> None:
+        """Write what is queued, then stop."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            batch, last = self._next_batch()
+            if batch:
+                self._write(batch)
+            if last:
+                return
+
+    def _next_batch(self) -> tuple[list[Job], bool]:
+        job = self._jobs.get()
+        batch: list[Job] = []
+        while job is not None:
+            batch.append(job)
+            if len(batch) == _MOST_JOBS:
+                return batch, False
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                return batch, False
+        return batch, True
+
+    def _write(self, batch: list[Job]) -> None:
+        try:
+            results = self._transaction(batch)
+        except OperationalError as failure:
+            logger.error("%d records could not be written: %s", len(batch), failure.orig)
+            for job in batch:
+                job.future.set_exception(explain(failure, self._engine, job.what))
+        except Exception as refusal:
+            # Whatever it is, it belongs to one of the jobs: nothing of it may reach the others.
+            if len(batch) > 1:
+                for job in batch:
+                    self._write([job])
+            else:
+                batch[0].future.set_exception(self._reason(batch[0], refusal))
+        else:
+            for job, result in zip(batch, results, strict=True):
+                job.future.set_result(result)
+
+    def _reason(self, job: Job, refusal: Exception) -> Exception:
+        if not isinstance(refusal, SQLAlchemyError):
+            return refusal
+        if isinstance(refusal, IntegrityError) and job.refused is not None:
+            with self._engine.connect() as connection:
+                if reason := job.refused(connection):
+                    return reason
+        return explain(refusal, self._engine, job.what)
+
+    def _transaction(self, batch: list[Job]) -> list[Any]:
+        results: list[Any] = []
+        with writing(self._engine) as connection:
+            for are_steps, jobs in groupby(batch, key=lambda job: job.step is not None):
+                if are_steps:
+                    rows = [job.step for job in jobs if job.step is not None]
+                    self._insert_steps(connection, rows)
+                    results += [None] * len(rows)
+                else:
+                    results += [job.apply(connection) for job in jobs if job.apply is not None]
+        return results
