@@ -17,6 +17,7 @@ from collections.abc import Generator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from art_core.errors import UnknownTrajectoryError
@@ -72,6 +73,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
+@dataclass(slots=True)
+class _Executions:
+    """The attempts of one branch: ``before`` those of the present execution, and the ``latest``."""
+
+    execution: float | None
+    before: int = 0
+    latest: int = 0
+
+
 class Rollout:
     """A rollout while it runs: collects steps, then becomes a `Trajectory`.
 
@@ -111,6 +121,7 @@ class Rollout:
         self._steps: list[Step] = []
         self._faults: Counter[str] = Counter()
         self._call_indices: Counter[tuple[str, int]] = Counter()
+        self._executions: dict[str, _Executions] = {}
         self._calls = 0
         self._ended: Trajectory | None = None
         self._begun = self._sink.begin(self._snapshot())
@@ -141,6 +152,27 @@ class Rollout:
             index = self._call_indices[namespace, attempt]
             self._call_indices[namespace, attempt] += 1
             return index
+
+    def attempt(self, namespace: str, execution: float | None, attempt: int) -> int:
+        """Number the attempts of one branch across its executions (a resume starts a new execution).
+
+        Args:
+            namespace: the branch.
+            execution: what tells its executions apart (when the first attempt of this one began).
+            attempt: 1 for the first attempt of this execution, counting retries.
+        """
+        with self._lock:
+            known = self._executions.setdefault(namespace, _Executions(execution))
+            if known.execution != execution:
+                known.execution, known.before = execution, known.latest
+            known.latest = max(known.latest, known.before + attempt)
+            return known.before + attempt
+
+    def latest_attempt(self, namespace: str) -> int:
+        """The latest attempt of a branch that is known; 1 before any."""
+        with self._lock:
+            known = self._executions.get(namespace)
+            return known.latest if known is not None else 1
 
     def count_call(self) -> int:
         """Count a policy call that is about to be made; returns how many there are now."""

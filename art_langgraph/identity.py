@@ -1,0 +1,92 @@
+"""Where in a graph a call is made: from LangChain's run to a `StepIdentity`.
+
+Invariant: two calls of one rollout never share namespace, attempt and call index, and what LangGraph ran
+again (a retry, a resume after an interrupt) has a higher attempt than what it replaces.
+
+The branch is the full ``langgraph_checkpoint_ns`` in the run's metadata, which LangChain hands down to
+every run inside a node, also across threads. The attempt comes from LangGraph's runtime: it counts
+retries, and starts again at 1 when a resumed graph runs the node again under the same namespace; the
+time of the first attempt tells those executions apart (checked with langgraph 1.2.24).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+from uuid import UUID
+
+from langgraph.runtime import ExecutionInfo, get_runtime
+
+from art_core.recording import Rollout
+from art_core.types import StepIdentity
+
+
+class Run(Protocol):
+    """What a LangChain run manager says of its run."""
+
+    run_id: UUID
+    parent_run_id: UUID | None
+    tags: list[str]
+    metadata: dict[str, Any]
+
+
+def identity_of(run: Run | None, rollout: Rollout | None) -> StepIdentity:
+    """The identity of the call that is about to be made in this context; takes its call index."""
+    if run is None:
+        return identify({}, rollout=rollout)
+    return identify(
+        run.metadata, tags=run.tags, run_id=run.run_id, parent_run_id=run.parent_run_id, rollout=rollout
+    )
+
+
+def identify(
+    metadata: Mapping[str, Any] | None,
+    *,
+    tags: Sequence[str] | None = None,
+    run_id: UUID | None = None,
+    parent_run_id: UUID | None = None,
+    rollout: Rollout | None = None,
+) -> StepIdentity:
+    """The identity of a call, from what a callback is told of its run; takes its call index.
+
+    Call it in the context of the call itself (where its node runs), once for each call.
+
+    Args:
+        metadata: of the run, with LangGraph's ``langgraph_*`` keys where a graph made it.
+        tags: of the run.
+        run_id: of the call.
+        parent_run_id: of what made it.
+        rollout: numbers the attempts and calls of each branch; without one both stay at their first.
+    """
+    metadata = metadata or {}
+    namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
+    attempt = call_index = None
+    if rollout is not None:
+        attempt = attempt_of(namespace, rollout)
+        call_index = rollout.next_call_index(namespace, attempt)
+    return StepIdentity(
+        node=metadata.get("langgraph_node"),
+        namespace=namespace,
+        graph_step=metadata.get("langgraph_step"),
+        call_index=call_index or 0,
+        attempt=attempt or 1,
+        run_id=str(run_id) if run_id else None,
+        parent_run_id=str(parent_run_id) if parent_run_id else None,
+        tags=tuple(tags or ()),
+    )
+
+
+def attempt_of(namespace: str, rollout: Rollout) -> int:
+    """Which attempt of its branch this context runs, 1 for the first, counted across retries and resumes."""
+    info = _execution() if namespace else None
+    if info is None or info.checkpoint_ns != namespace:
+        # A thread that lost its context, but was given the config: the latest attempt that is known.
+        return rollout.latest_attempt(namespace)
+    return rollout.attempt(namespace, info.node_first_attempt_time, info.node_attempt)
+
+
+def _execution() -> ExecutionInfo | None:
+    try:
+        # No graph runs here: LangGraph has no runtime to give (None is what its typing leaves out).
+        runtime: Any = get_runtime()
+    except (RuntimeError, KeyError):
+        return None
+    return runtime.execution_info if runtime is not None else None
