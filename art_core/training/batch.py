@@ -1,0 +1,173 @@
+"""What one call of ``train`` works on: groups turned into minibatches of tree pieces.
+
+Invariant: the result depends on what the groups hold and on the seed, not on the order in which
+groups, trajectories or steps were given; whatever is not trained is counted.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from art_core.config import TrainConfig
+from art_core.errors import NothingToTrainError
+from art_core.selection import Train
+from art_core.training.advantages import step_advantages
+from art_core.training.losses import AVERAGING, Averaging, token_weights
+from art_core.training.samples import Sample, canonical, fork_rate, trajectory_samples
+from art_core.training.token_tree import TokenTree, build_tree, split
+from art_core.types import Trajectory, TrajectoryGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What one optimizer step is made of.
+
+    Attributes:
+        tree: the whole tree, with weights.
+        pieces: the tree cut to the token budget.
+    """
+
+    tree: TokenTree
+    pieces: tuple[TokenTree, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Minibatches, and the figures that are known before any training.
+
+    Attributes:
+        minibatches: empty when no group had a spread of rewards.
+        metrics: see `grpo.TrainReport`.
+        left_out: steps that were not trained, by reason.
+    """
+
+    minibatches: tuple[Minibatch, ...]
+    metrics: dict[str, float]
+    left_out: Counter[str]
+
+
+def minibatch(samples: Sequence[Sample], averaging: Averaging, token_budget: int) -> Minibatch:
+    """Lay samples into one tree, weigh their tokens, and cut it."""
+    tree = build_tree(samples)
+    weights = token_weights(averaging, torch.from_numpy(tree.entries.rollout))
+    tree = tree.with_weights(weights.numpy())
+    return Minibatch(tree, tuple(split(tree, token_budget)))
+
+
+def prepare(
+    groups: Sequence[TrajectoryGroup],
+    config: TrainConfig,
+    generator: torch.Generator,
+    *,
+    train: Train = None,
+) -> Batch:
+    """Score groups, take their trainable steps, and lay them into trees.
+
+    Args:
+        groups: with rewards.
+        config: how to train.
+        generator: deals groups into minibatches.
+        train: the user's choice among the steps; None: every one that can be trained.
+
+    Raises:
+        NothingToTrainError: there is no group, no reward, or no step that can be trained; the message
+            says which.
+    """
+    rewards = sorted(reward for group in groups for t in group for reward in _rewards(t))
+    _require_rewards(groups, rewards)
+    left_out: Counter[str] = Counter()
+    trained: list[list[Sample]] = []
+    trainable_steps = without_spread = 0
+    for group in groups:
+        advantages = step_advantages(group, std=config.advantage_std)
+        samples: list[Sample] = []
+        for trajectory in group:
+            if trajectory.failed or not _rewards(trajectory):
+                continue
+            own, skipped = trajectory_samples(
+                trajectory, advantages.get(trajectory.id, {}) if advantages else None, train=train
+            )
+            left_out += skipped
+            trainable_steps += len(own)
+            samples += own
+        if not advantages:
+            without_spread += 1
+        elif samples:
+            trained.append(canonical(samples))
+    if not trainable_steps:
+        reasons = "; ".join(f"{n} x {reason}" for reason, n in left_out.most_common()) or "they have none"
+        raise NothingToTrainError(
+            f"{len(rewards)} scored trajectories hold no step that can be trained: {reasons}. Call the "
+            "policy through ChatART, the model's client or the gateway, so that its tokens are recorded"
+        )
+    minibatches = _deal(trained, config, generator)
+    everyone = [t for group in groups for t in group]
+    metrics = {
+        "reward_mean": math.fsum(rewards) / len(rewards),
+        "reward_std": float(np.std(rewards)),
+        "groups": float(len(groups)),
+        "groups_without_spread": float(without_spread),
+        "trajectories": float(len(everyone)),
+        "trajectories_failed": float(sum(t.failed for t in everyone)),
+        "trajectories_unscored": float(sum(not t.failed and not _rewards(t) for t in everyone)),
+        "steps_left_out": float(left_out.total()),
+        **tree_metrics(minibatches, [s for g in trained for s in g]),
+    }
+    return Batch(minibatches, metrics, left_out)
+
+
+def _deal(
+    trained: Sequence[Sequence[Sample]], config: TrainConfig, generator: torch.Generator
+) -> tuple[Minibatch, ...]:
+    """Groups dealt into minibatches, from an order that is theirs to one that is the seed's."""
+    size = config.groups_per_update or max(1, len(trained))
+    dealt = sorted(trained, key=lambda samples: [(s.ids, s.advantage) for s in samples])
+    if len(dealt) > size:
+        dealt = [dealt[i] for i in torch.randperm(len(dealt), generator=generator).tolist()]
+    return tuple(
+        minibatch([s for g in dealt[i : i + size] for s in g], AVERAGING[config.loss], config.token_budget)
+        for i in range(0, len(dealt), size)
+    )
+
+
+def _rewards(trajectory: Trajectory) -> list[float]:
+    """What a trajectory was given: its reward, or else those of its steps and nodes."""
+    if trajectory.failed:
+        return []
+    if trajectory.reward is not None:
+        return [trajectory.reward]
+    return [*trajectory.step_rewards.values(), *trajectory.node_rewards.values()]
+
+
+def tree_metrics(minibatches: Sequence[Minibatch], samples: Sequence[Sample]) -> dict[str, float]:
+    """What the trees hold, and what they save."""
+    total = sum(m.tree.tokens_total for m in minibatches)
+    nodes = sum(len(m.tree) for m in minibatches)
+    return {
+        "entries": float(sum(len(m.tree.entries) for m in minibatches)),
+        "tree_nodes": float(nodes),
+        "tokens_total": float(total),
+        "unique_share": nodes / total if total else 1.0,
+        "fork_rate": fork_rate(samples),
+        "null_logprobs": float(sum(int(np.isnan(m.tree.entries.old_logprob).sum()) for m in minibatches)),
+    }
+
+
+def _require_rewards(groups: Sequence[TrajectoryGroup], rewards: Sequence[float]) -> None:
+    if not groups or not any(len(g) for g in groups):
+        raise NothingToTrainError("there is nothing to train on: no trajectories were given")
+    if not rewards:
+        failed = [t for g in groups for t in g if t.failed]
+        causes = Counter(t.failure.cause if t.failure else "unknown cause" for t in failed)
+        why = ", ".join(f"{n} failed ({cause})" for cause, n in causes.most_common())
+        unscored = sum(len(g) for g in groups) - len(failed)
+        if unscored:
+            why = ", ".join(filter(None, [why, f"{unscored} were never given a reward"]))
+        raise NothingToTrainError(
+            f"none of {sum(len(g) for g in groups)} trajectories has a reward: {why}. Give rewards with "
+            "end_trajectory(id, reward=...), a reward function, or a judge"
+        )

@@ -1,0 +1,252 @@
+"""The trainer: turns scored groups into updates of a policy's adapter.
+
+Invariant: a call either trains what it was given, or says what it did not train and why; when no
+group has a spread of rewards, weights and optimizer stay as they were, bit for bit.
+
+Groups become minibatches of tree pieces (`batch`), pieces become gradients (`update`), a gradient that
+passes the guardrails becomes one step of the optimizer.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from art_core.config import TrainConfig
+from art_core.selection import Train
+from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
+from art_core.training.guardrails import TrainEvent, check_update
+from art_core.training.optimizer import Optimizer, scheduled_rate
+from art_core.training.policy import BASE, TRAINING, Policy
+from art_core.training.report import TrainReport
+from art_core.training.samples import canonical
+from art_core.training.sft import Supervised, supervised_samples
+from art_core.training.update import (
+    UpdateFigures,
+    accumulate_policy_gradient,
+    accumulate_sft_gradient,
+    joined,
+    reference_logprobs,
+)
+from art_core.types import TrajectoryGroup
+
+Progress = Callable[[int, int], None]
+"""Called as ``progress(done, total)`` after each forward pass."""
+
+
+class Trainer:
+    """Trains a policy's adapter.
+
+    One optimizer serves every call of `train`; warm starts (`sft`) have their own, since the size of
+    their gradients says nothing about those of a policy loss.
+
+    When one call makes several updates (``epochs``, ``groups_per_update``), all of them are measured
+    against the policy that the call began with: that one's log-probabilities are the *proximal* ones of
+    `losses.policy_loss`.
+
+    Args:
+        policy: what is trained.
+        config: how.
+        seed: of what is shuffled.
+    """
+
+    def __init__(self, policy: Policy, config: TrainConfig, *, seed: int = 0) -> None:
+        self.policy = policy
+        self.config = config
+        self.generator = torch.Generator().manual_seed(seed)
+        self.optimizer = self._new_optimizer()
+        self.sft_optimizer = self._new_optimizer()
+
+    def _new_optimizer(self) -> Optimizer:
+        return Optimizer(
+            self.policy.trainable_parameters(),
+            weight_decay=self.config.weight_decay,
+            max_grad_norm=self.config.max_grad_norm,
+        )
+
+    def train(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        train: Train = None,
+        progress: Progress | None = None,
+    ) -> TrainReport:
+        """Make the updates that a batch of groups is good for.
+
+        Args:
+            groups: with rewards. Failed and unscored members are left out of baselines and updates.
+            train: which steps to train, as in ``Nodes("planner")``; None: every one that can be.
+            progress: called after each forward pass.
+
+        Raises:
+            NothingToTrainError: no group, no reward, or no step that can be trained. Groups without a
+                spread of rewards are no error: the report counts them.
+        """
+        began = time.perf_counter()
+        config = self.config
+        batch = prepare(groups, config, self.generator, train=train)
+        advance = self._progress(batch, progress)
+        several = config.epochs * len(batch.minibatches) > 1
+        base = [
+            reference_logprobs(self.policy, m.pieces, BASE, advance) if config.kl_coef else None
+            for m in batch.minibatches
+        ]
+        # The first update sees the proximal policy itself; later minibatches must be read before it.
+        proximal = [
+            reference_logprobs(self.policy, m.pieces, TRAINING, advance) if i and several else None
+            for i, m in enumerate(batch.minibatches)
+        ]
+        seen: list[UpdateFigures] = []
+        norms: list[float] = []
+        events: list[TrainEvent] = []
+        rate = self._rate()
+        for _ in range(config.epochs):
+            for i, m in enumerate(batch.minibatches):
+                self.optimizer.zero_grad()
+                figures, now = accumulate_policy_gradient(
+                    self.policy, m, config, proximal=proximal[i], base=base[i], advance=advance
+                )
+                proximal[i] = proximal[i] or now
+                seen.append(figures)
+                rate = self._rate()
+                norm, event = self._apply(self.optimizer, figures, rate, config.max_kl)
+                norms.append(norm)
+                events += [event] if event else []
+        metrics = {
+            **batch.metrics,
+            **update_metrics(seen, norms, rate, skipped=len(events)),
+            "seconds": time.perf_counter() - began,
+        }
+        return TrainReport(metrics, tuple(events), dict(batch.left_out))
+
+    def sft(
+        self,
+        data: Sequence[Supervised],
+        *,
+        batch_size: int = 32,
+        steps: int | None = None,
+        epochs: int = 1,
+        learning_rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> TrainReport:
+        """Imitate: raise the likelihood of given answers, as a warm start.
+
+        The loss is the mean negative log-likelihood of the answers' tokens (end token included).
+
+        Args:
+            data: conversations, trajectories (whose sampled tokens are imitated) or samples.
+            batch_size: answers in one update.
+            steps: updates; None: as many as ``epochs`` passes need.
+            epochs: passes over the data, when ``steps`` does not say.
+            learning_rate: constant; None: the configuration's.
+            progress: called as ``progress(updates done, updates in all)``.
+
+        Raises:
+            ChatTemplateError: the chat template refuses a conversation.
+            NothingToTrainError: there is no answer to imitate.
+        """
+        began = time.perf_counter()
+        rate = self.config.learning_rate if learning_rate is None else learning_rate
+        samples = canonical(supervised_samples(self.policy.tokenizer, data))
+        per_epoch = -(-len(samples) // batch_size)
+        total = epochs * per_epoch if steps is None else steps
+        batches: list[Minibatch] = []
+        seen: list[UpdateFigures] = []
+        norms: list[float] = []
+        events: list[TrainEvent] = []
+        order: list[int] = []
+        for step in range(total):
+            if step % per_epoch == 0:
+                order = torch.randperm(len(samples), generator=self.generator).tolist()
+            at = step % per_epoch * batch_size
+            batch = minibatch(
+                [samples[i] for i in order[at : at + batch_size]], "token", self.config.token_budget
+            )
+            self.sft_optimizer.zero_grad()
+            figures = accumulate_sft_gradient(self.policy, batch)
+            norm, event = self._apply(self.sft_optimizer, figures, rate, None)
+            batches.append(batch)
+            seen.append(figures)
+            norms.append(norm)
+            events += [event] if event else []
+            if progress is not None:
+                progress(step + 1, total)
+        metrics = {
+            **tree_metrics(batches, samples),
+            **update_metrics(seen, norms, rate, skipped=len(events)),
+            "seconds": time.perf_counter() - began,
+        }
+        return TrainReport(metrics, tuple(events))
+
+    def _rate(self) -> float:
+        return scheduled_rate(
+            self.config.learning_rate,
+            self.optimizer.updates,
+            warmup=self.config.warmup_updates,
+            total=self.config.total_updates,
+        )
+
+    def _apply(
+        self, optimizer: Optimizer, figures: UpdateFigures, rate: float, max_kl: float | None
+    ) -> tuple[float, TrainEvent | None]:
+        norm = optimizer.grad_norm()
+        event = check_update(
+            update=optimizer.updates,
+            loss=figures.loss,
+            grad_norm=norm,
+            kl_old_new=figures.kl_old_new,
+            max_kl=max_kl,
+        )
+        if event is None:
+            with self.policy.lock:
+                optimizer.step(rate, norm)
+        optimizer.zero_grad()
+        return norm, event
+
+    def _progress(self, batch: Batch, progress: Progress | None) -> Callable[[], None]:
+        if progress is None:
+            return lambda: None
+        pieces = [len(m.pieces) for m in batch.minibatches]
+        config = self.config
+        total = sum(pieces) * (config.epochs + (1 if config.kl_coef else 0)) + sum(pieces[1:])
+        if config.loss == "gspo":
+            total += sum(pieces) * config.epochs - (pieces[0] if pieces else 0)
+        done = 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            progress(done, total)
+
+        return advance
+
+
+def update_metrics(
+    seen: Sequence[UpdateFigures], norms: Sequence[float], rate: float, *, skipped: int
+) -> dict[str, float]:
+    """What updates saw, as numbers; see `TrainReport`. Without updates, only their count."""
+    metrics = {
+        "updates": float(len(seen) - skipped),
+        "updates_skipped": float(skipped),
+        "learning_rate": rate,
+    }
+    if not seen:
+        return metrics
+    whole = joined(seen)
+    metrics |= {
+        "loss": sum(f.loss for f in seen) / len(seen),
+        "entropy": float(whole.entropy.mean()),
+        "grad_norm": sum(norms) / len(norms),
+    }
+    if len(whole.ratio):
+        metrics |= {
+            "kl_old_new": whole.kl_old_new,
+            "clip_fraction": float(whole.clipped.float().mean()),
+            "ratio_mean": float(whole.ratio.mean()),
+            "ratio_max": float(whole.ratio.max()),
+            "importance_mean": float(whole.importance.mean()),
+            "importance_max": float(whole.importance.max()),
+        }
+    if len(whole.kl_base):
+        metrics["kl_base"] = float(whole.kl_base.mean())
+    return metrics

@@ -1,0 +1,120 @@
+"""Log-probabilities of a tree's train entries.
+
+Invariant: logits exist for the parents of train entries alone, and for one chunk of them at a time;
+the backward pass computes a chunk's logits again.
+
+The log-probability of a node is read at its parent's hidden state. Nodes are computed once, however
+many entries they carry; siblings share their parent's logits; leaves predict nothing and are not
+computed at all.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from art_core.training.policy import Policy
+from art_core.training.token_tree import TokenTree, attention_mask
+
+CHUNK = 256
+"""Hidden states that are turned into logits at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class EntryLogprobs:
+    """What the policy thinks of a tree's entries.
+
+    Attributes:
+        logprob: log-probability of each entry's token, with gradient unless that is off  [entries].
+        entropy: of the distribution that it was drawn from, in nats, without gradient  [entries].
+    """
+
+    logprob: Tensor
+    entropy: Tensor
+
+
+def entry_logprobs(policy: Policy, tree: TokenTree, *, chunk: int = CHUNK) -> EntryLogprobs:
+    """Run the policy, with the adapter that is active, over a tree."""
+    device = policy.device
+    hidden = tree_hidden_states(policy, tree)
+    places = np.cumsum(tree.inner) - 1
+    targets, entry_target = np.unique(tree.entries.node, return_inverse=True)
+    parents, target_row = np.unique(tree.parent[targets], return_inverse=True)
+    rows = hidden[torch.from_numpy(places[parents]).to(device)]
+    # Sorted by row, so that each chunk of rows owns a slice of the targets.
+    order = np.argsort(target_row, kind="stable")
+    logprob, entropy = target_logprobs(
+        policy.head,
+        rows,
+        torch.from_numpy(target_row[order]).to(device),
+        torch.from_numpy(tree.token_ids[targets][order]).to(device),
+        chunk=chunk,
+    )
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return EntryLogprobs(
+        logprob[torch.from_numpy(back[entry_target]).to(device)],
+        entropy[torch.from_numpy(target_row[entry_target]).to(device)],
+    )
+
+
+def tree_hidden_states(policy: Policy, tree: TokenTree) -> Tensor:
+    """Hidden states of the inner nodes  [inner nodes, width]."""
+    inner = tree.inner
+    device = policy.device
+    # A tree without branches is an ordinary row, and causal attention needs no mask.
+    mask = attention_mask(tree, inner, device) if len(tree.branch_starts) > 1 else None
+    output = policy.hidden_states(
+        input_ids=torch.from_numpy(tree.token_ids[inner]).to(device)[None],
+        position_ids=torch.from_numpy(tree.depth[inner]).to(device)[None],
+        attention_mask=mask,
+        use_cache=False,
+    )
+    return output.last_hidden_state[0]
+
+
+def target_logprobs(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, rows: Tensor, tokens: Tensor, *, chunk: int = CHUNK
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of chosen tokens at chosen hidden states.
+
+    The projection runs in the model's type, the softmax in float32.
+
+    Args:
+        head: hidden states [n, width] to logits [n, vocabulary].
+        hidden: [rows, width].
+        rows: which row each target is read at, ascending  [targets].
+        tokens: [targets].
+        chunk: rows whose logits exist at the same time.
+
+    Returns:
+        Log-probabilities [targets], with gradient; entropies [rows], without.
+    """
+    if len(hidden) <= chunk:  # one chunk: its logits are kept, which saves computing them again
+        return _chunk_logprobs(head, hidden, rows, tokens)
+    logprobs: list[Tensor] = []
+    entropies: list[Tensor] = []
+    edges = torch.arange(0, len(hidden) + chunk, chunk, device=rows.device)
+    bounds = torch.searchsorted(rows, edges).tolist()
+    for i, (start, end) in enumerate(pairwise(bounds)):
+        part = hidden[i * chunk : (i + 1) * chunk]
+        logprob, entropy = checkpoint(
+            _chunk_logprobs, head, part, rows[start:end] - i * chunk, tokens[start:end], use_reentrant=False
+        )
+        logprobs.append(logprob)
+        entropies.append(entropy)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+def _chunk_logprobs(
+    head: Callable[[Tensor], Tensor], hidden: Tensor, rows: Tensor, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float()
+    total = torch.logsumexp(logits, dim=-1)
+    with torch.no_grad():
+        entropy = torch.special.entr((logits - total[:, None]).exp()).sum(-1)
+    return logits[rows, tokens] - total[rows], entropy

@@ -1,0 +1,193 @@
+"""Policy losses: pure functions over train entries.
+
+Invariant: nothing here makes an infinity or a NaN of finite log-probabilities, in value or gradient;
+an entry whose old log-probability is unknown (NaN) is on-policy: its ratio is 1.
+
+``policy_loss`` gives a loss per entry, ``token_weights`` says how entries are averaged; the loss of a
+batch is ``(weight * loss).sum()``, which may be taken piece by piece.
+
+Three policies are told apart (Hilton et al. 2021, arXiv:2110.00641; AReaL, arXiv:2505.24298): the
+*behaviour* policy that the server sampled with, the *proximal* one that this call of ``train`` began
+with, and the one being updated. The ratio that is clipped is new / proximal; the mismatch of proximal
+and behaviour (stale versions, another engine's numerics) is a truncated importance weight.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from art_core.config import LossName
+
+MAX_LOG_RATIO = 20.0
+"""Log-ratios are clamped to this before ``exp``: e^20 is beyond any clip and far from overflow."""
+
+Averaging = Literal["rollout", "token", "constant"]
+
+AVERAGING: dict[LossName, Averaging] = {
+    "grpo": "rollout",
+    "dr_grpo": "constant",
+    "dapo": "token",
+    "gspo": "rollout",
+    "cispo": "token",
+}
+"""How each loss's paper averages over tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLoss:
+    """Losses of train entries.
+
+    Attributes:
+        loss: to be weighted and summed  [entries].
+        ratio: new / proximal probability, of the token or (gspo) of its segment; no gradient  [entries].
+        clipped: whether clipping stopped the entry's gradient  [entries].
+    """
+
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+
+
+def log_ratio(new: Tensor, old: Tensor) -> Tensor:
+    """``new - old``, clamped to +-`MAX_LOG_RATIO`; 0 in value, with ``new``'s gradient, where old is NaN.
+
+    Args:
+        new: log-probabilities, with gradient  [entries].
+        old: log-probabilities, without; NaN where unknown  [entries].
+    """
+    # Selected before anything is computed with it: a NaN times 0 would still be a NaN in backward.
+    known = torch.where(torch.isnan(old), new.detach(), old)
+    return (new - known).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def importance_weights(proximal: Tensor, behaviour: Tensor, cap: float | None) -> Tensor:
+    """Truncated importance weights ``min(proximal / behaviour, cap)`` without gradient.
+
+    (Ionides 2008; for the mismatch of server and trainer: Yao et al. 2025, "Your efficient RL framework
+    secretly brings you off-policy RL training".)
+
+    Args:
+        proximal: the trainer's log-probabilities before the update  [entries].
+        behaviour: the server's when it sampled; NaN where unknown, which weighs 1  [entries].
+        cap: the largest weight; None: no correction, every weight is 1.
+
+    Returns:
+        Weights  [entries].
+    """
+    if cap is None:
+        return torch.ones_like(proximal)
+    return log_ratio(proximal.detach(), behaviour).exp().clamp(max=cap)
+
+
+def kl(new: Tensor, reference: Tensor) -> Tensor:
+    """The k3 estimate of KL(new, reference) from tokens of new, never negative.
+
+    ``exp(d) - 1 - d`` with ``d = reference - new`` (Schulman 2020, "Approximating KL divergence"; GRPO,
+    arXiv:2402.03300, eq. 4). Swap the arguments and stop gradients for an estimate of the other
+    direction. Unknown (NaN) references give 0.
+
+    Args:
+        new: log-probabilities  [entries].
+        reference: log-probabilities of the other policy  [entries].
+
+    Returns:
+        Estimates in nats  [entries].
+    """
+    d = -log_ratio(new, reference)
+    return torch.expm1(d) - d
+
+
+def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
+    """Each entry's value replaced by the mean over its segment.
+
+    Args:
+        values: [entries].
+        segments: number of each entry's step or rollout  [entries].
+    """
+    _, index = torch.unique(segments, return_inverse=True)
+    count = int(index.max()) + 1 if len(index) else 0
+    sums = values.new_zeros(count).index_add(0, index, values)
+    sizes = torch.bincount(index, minlength=count).to(values.dtype)
+    return (sums / sizes)[index]
+
+
+def policy_loss(
+    name: LossName,
+    new: Tensor,
+    proximal: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    segment_log_ratio: Tensor | None = None,
+) -> PolicyLoss:
+    r"""The loss of each train entry.
+
+    With ratio ``r = exp(new - proximal)``:
+
+    - ``grpo`` (arXiv:2402.03300, eq. 3), ``dr_grpo`` (arXiv:2503.20783), ``dapo`` (arXiv:2503.14476,
+      eq. 8): ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``, PPO's clipped surrogate; they differ
+      in how tokens are averaged (`AVERAGING`), and DAPO clips higher than it clips low (0.28, 0.2).
+    - ``gspo`` (arXiv:2507.18071, eq. 14): the same with the segment's ratio ``s = exp(mean(log r))``, its
+      gradient spread over the segment's tokens (GSPO-token), which is GSPO's where a segment's tokens
+      weigh the same. Its ratios stay near 1: clip at about 3e-4.
+    - ``cispo`` (MiniMax-M1, arXiv:2506.13585, eq. 4): ``-sg(min(r, 1 + clip_high)) A new``: no token's
+      gradient is dropped, only its weight is bounded. There is no lower clip.
+
+    Args:
+        name: which one.
+        new: log-probabilities under the policy in training, with gradient  [entries].
+        proximal: under the policy before the update, without; NaN counts as equal to new  [entries].
+        advantages: [entries].
+        clip_low: the ratio is clipped below ``1 - clip_low``.
+        clip_high: the ratio is clipped above ``1 + clip_high``.
+        segment_log_ratio: gspo: mean log-ratio of each entry's segment, over all its tokens, also those
+            that other pieces of the tree hold; no gradient  [entries].
+
+    Returns:
+        Losses, ratios and which entries were clipped.
+
+    Raises:
+        ValueError: gspo without ``segment_log_ratio``.
+    """
+    log_r = log_ratio(new, proximal)
+    if name == "gspo":
+        if segment_log_ratio is None:
+            raise ValueError("gspo needs segment_log_ratio, the mean log-ratio of each entry's segment")
+        # The segment's ratio in value, this token's share of its gradient.
+        log_r = segment_log_ratio.detach() + (new - new.detach())
+    ratio = log_r.exp()
+    if name == "cispo":
+        bounded = ratio.detach().clamp(max=1 + clip_high)
+        return PolicyLoss(-bounded * advantages * new, ratio.detach(), ratio.detach() > 1 + clip_high)
+    surrogate = ratio * advantages
+    limited = ratio.clamp(1 - clip_low, 1 + clip_high) * advantages
+    return PolicyLoss(-torch.minimum(surrogate, limited), ratio.detach(), (limited < surrogate).detach())
+
+
+def token_weights(averaging: Averaging, rollouts: Tensor) -> Tensor:
+    """Weights that make a sum over entries the average that a loss wants.
+
+    - ``rollout``: mean over each rollout's tokens, then over rollouts.
+    - ``token``: mean over all tokens, so that long rollouts weigh more.
+    - ``constant``: sum over each rollout's tokens divided by one constant, the length of the batch's
+      longest rollout, then mean over rollouts: no rollout's tokens weigh less because it is long.
+
+    Args:
+        averaging: which.
+        rollouts: number of each entry's rollout  [entries].
+
+    Returns:
+        Weights in float64  [entries].
+    """
+    if not len(rollouts):
+        return torch.zeros(0, dtype=torch.float64)
+    if averaging == "token":
+        return torch.full((len(rollouts),), 1 / len(rollouts), dtype=torch.float64)
+    _, index, lengths = torch.unique(rollouts, return_inverse=True, return_counts=True)
+    count = len(lengths)
+    if averaging == "constant":
+        return torch.full((len(rollouts),), 1 / (count * int(lengths.max())), dtype=torch.float64)
+    return 1 / (lengths[index].to(torch.float64) * count)

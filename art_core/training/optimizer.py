@@ -1,0 +1,82 @@
+"""The optimizer of one kind of training: AdamW with clipping and a learning-rate schedule.
+
+Invariant: parameters and state move in ``step`` alone, all of them together or none.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+DECAY_TO = 0.1
+"""Share of the peak learning rate that linear decay ends at."""
+
+
+def scheduled_rate(peak: float, update: int, *, warmup: int = 0, total: int | None = None) -> float:
+    """The learning rate of an update: linear warm-up, then constant, or linear decay to a tenth.
+
+    Args:
+        peak: the highest rate.
+        update: updates made before this one.
+        warmup: updates of warm-up; the first one uses ``peak / (warmup + 1)``.
+        total: updates after which the decay has ended; None: no decay.
+    """
+    if update < warmup:
+        return peak * (update + 1) / (warmup + 1)
+    if total is None:
+        return peak
+    gone = min(1.0, (update - warmup) / max(1, total - warmup))
+    return peak * (1 - (1 - DECAY_TO) * gone)
+
+
+class Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) over a policy's trainable parameters.
+
+    Args:
+        parameters: what is updated.
+        weight_decay: decoupled weight decay.
+        max_grad_norm: gradients whose norm is larger are scaled down to it.
+    """
+
+    def __init__(
+        self, parameters: Sequence[torch.nn.Parameter], *, weight_decay: float, max_grad_norm: float
+    ) -> None:
+        self.parameters = list(parameters)
+        self.max_grad_norm = max_grad_norm
+        self.updates = 0
+        self._adamw = torch.optim.AdamW(self.parameters, lr=0.0, weight_decay=weight_decay)
+
+    def zero_grad(self) -> None:
+        """Forget gradients."""
+        self._adamw.zero_grad(set_to_none=True)
+
+    def grad_norm(self) -> float:
+        """Norm of all gradients together, as they are now; not finite when one of them is not."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(grads)) if grads else 0.0
+
+    def step(self, learning_rate: float, grad_norm: float) -> None:
+        """Make one update with the gradients that have been accumulated.
+
+        Args:
+            learning_rate: of this update.
+            grad_norm: what `grad_norm` said.
+        """
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, torch.tensor(grad_norm))
+        for group in self._adamw.param_groups:
+            group["lr"] = learning_rate
+        self._adamw.step()
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on, beside the parameters."""
+        return {"adamw": self._adamw.state_dict(), "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            ValueError: the state belongs to other parameters.
+        """
+        self._adamw.load_state_dict(state["adamw"])
+        self.updates = int(state["updates"])

@@ -1,0 +1,117 @@
+"""Samples: a prompt, what the policy answered, and what the answer was worth.
+
+Invariant: every sampled token of a trainable step is in exactly one sample, and nothing else is. What
+is left out is counted under its reason.
+
+Trajectories become samples here; a `token_tree.TokenTree` is built of samples and knows nothing of
+trajectories.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from art_core.selection import Train, choose
+from art_core.types import Trajectory
+
+NO_REWARD = "no reward applies to it"
+"""Why a step is left out of a trajectory that has rewards for other steps only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One answer of the policy to one prompt.
+
+    Attributes:
+        prompt: ids that the model was given; context only  [prompt_tokens].
+        completion: ids that are trained, end token included  [completion_tokens].
+        logprobs: log-probability of each under the policy that sampled it; None where unknown
+            [completion_tokens].
+        advantage: how much better than its group's baseline the rollout was.
+        step: id of the step that it comes from.
+        rollout: id of the trajectory that it comes from.
+
+    Raises:
+        ValueError: the prompt is empty (nothing could predict the first token), the completion is
+            empty, or the lengths differ.
+    """
+
+    prompt: tuple[int, ...]
+    completion: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    advantage: float
+    step: str
+    rollout: str
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not self.completion:
+            raise ValueError(f"sample of step {self.step} has no {'completion' if self.prompt else 'prompt'}")
+        if len(self.completion) != len(self.logprobs):
+            raise ValueError(
+                f"sample of step {self.step}: {len(self.completion)} ids but {len(self.logprobs)} logprobs"
+            )
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Prompt and completion, one after the other."""
+        return self.prompt + self.completion
+
+
+def trajectory_samples(
+    trajectory: Trajectory, advantages: Mapping[str, float] | None = None, *, train: Train = None
+) -> tuple[list[Sample], Counter[str]]:
+    """The steps of a trajectory that are trained, as samples.
+
+    Args:
+        trajectory: a rollout.
+        advantages: by step id; steps without one are left out. None: all are 1, to imitate them.
+        train: the user's choice among its steps; None: every one that can be trained.
+
+    Returns:
+        Samples, and how many steps were left out, by reason.
+    """
+    chosen = choose(trajectory, train)
+    left_out = Counter(chosen.left_out)
+    samples: list[Sample] = []
+    for step in chosen.steps:
+        advantage = 1.0 if advantages is None else advantages.get(step.id)
+        if advantage is None or step.tokens is None:
+            left_out[NO_REWARD] += 1
+            continue
+        tokens = step.tokens
+        samples.append(
+            Sample(tokens.prompt, tokens.completion, tokens.logprobs, advantage, step.id, trajectory.id)
+        )
+    return samples, left_out
+
+
+def canonical(samples: Iterable[Sample]) -> list[Sample]:
+    """Samples in an order that depends on what they hold, not on how they came.
+
+    Lexicographic by ids, so that neighbours share the longest prefixes. Ids of steps decide last: they
+    are random, and samples equal in everything else are interchangeable.
+    """
+
+    def key(s: Sample) -> tuple[tuple[int, ...], int, float, tuple[float, ...], str]:
+        known = tuple(1.0 if p is None else p for p in s.logprobs)
+        return s.ids, len(s.prompt), s.advantage, known, s.step
+
+    return sorted(samples, key=key)
+
+
+def fork_rate(samples: Sequence[Sample]) -> float:
+    """Rows that a trajectory needs beyond its first, on average.
+
+    0 when each step's prompt continues what came before it; each place where the history was changed
+    (stripped thinking, trimming, a branch, another agent's prompt) adds one.
+    """
+    by_rollout: dict[str, list[tuple[int, ...]]] = {}
+    for sample in samples:
+        by_rollout.setdefault(sample.rollout, []).append(sample.ids)
+    extra = 0
+    for rows in by_rollout.values():
+        rows.sort()
+        # In this order a row that another one continues is continued by the next one.
+        extra += sum(1 for row, after in pairwise(rows) if after[: len(row)] != row)
+    return extra / len(by_rollout) if by_rollout else 0.0
