@@ -6,6 +6,7 @@ The engine decodes with snapshots, the trainer updates the training adapter; bot
 weights, so whoever runs the model holds ``policy.lock``.
 """
 
+import hashlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +33,25 @@ class Policy(Protocol):
 
     lock: threading.RLock
     tokenizer: PreTrainedTokenizerBase
+    lora: LoRAConfig
+
+    @property
+    def base_model(self) -> str:
+        """The base model's hub name or directory."""
+        ...
+
+    def base_fingerprint(self) -> str:
+        """Tells base models apart by their weights, wherever they lie and whatever type they have."""
+        ...
 
     @property
     def device(self) -> torch.device:
         """Where inputs go."""
+        ...
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """Tokens with which the model ends an answer."""
         ...
 
     def hidden_states(self, **inputs: Any) -> Any:
@@ -144,6 +160,29 @@ class PeftPolicy:
     @property
     def device(self) -> torch.device:  # noqa: D102 - the protocol says it
         return self.model.device
+
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """The tokenizer's end token and those of the model's generation settings."""
+        settings = getattr(self._causal_lm, "generation_config", None)
+        listed = getattr(settings, "eos_token_id", None)
+        ids = {*listed} if isinstance(listed, list) else {listed}
+        return frozenset(i for i in {*ids, self.tokenizer.eos_token_id} if isinstance(i, int))
+
+    @property
+    def base_model(self) -> str:  # noqa: D102
+        return self._causal_lm.config.name_or_path
+
+    def base_fingerprint(self) -> str:
+        """Checksum of every base weight's name, shape and first values, rounded to bfloat16."""
+        found = hashlib.sha256()
+        for name, weight in self.model.named_parameters():
+            if "lora_" in name:
+                continue
+            first = weight.detach().flatten()[:64].to("cpu", torch.bfloat16)
+            found.update(f"{name} {tuple(weight.shape)}".encode())
+            found.update(first.view(torch.int16).numpy().tobytes())
+        return found.hexdigest()
 
     @property
     def _causal_lm(self) -> Any:

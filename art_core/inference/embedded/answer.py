@@ -1,0 +1,146 @@
+"""From sampled tokens to OpenAI's answer.
+
+Invariant: whatever happens to the text (stop texts, tool calls, special tokens), every sampled token
+appears once in ``token_ids`` and in ``logprobs``, in order.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from art_core.inference.embedded.job import Job, Output
+from art_core.inference.embedded.sampling import Sampled
+from art_core.inference.openai_schema import (
+    ChatRequest,
+    ChatResponse,
+    Choice,
+    ChoiceLogprobs,
+    MessageOut,
+    TokenLogprob,
+    ToolCallOut,
+    Usage,
+)
+from art_core.inference.tool_parsing import ParsedCall, parse_tool_calls
+
+
+class Answer:
+    """One request's answer.
+
+    Args:
+        wanted: the request.
+        job: what decodes it.
+        tokenizer: the server thread's.
+        changed: set whenever the job has something new.
+        parse_tools: whether the text is searched for tool calls.
+    """
+
+    def __init__(
+        self,
+        wanted: ChatRequest,
+        job: Job,
+        tokenizer: PreTrainedTokenizerBase,
+        changed: asyncio.Event,
+        *,
+        parse_tools: bool,
+    ) -> None:
+        self.job = job
+        self._wanted = wanted
+        self._tokenizer = tokenizer
+        self._changed = changed
+        self._parse_tools = parse_tools
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    async def wait(self) -> None:
+        """Until the job is done."""
+        while not self.job.done:
+            await self._changed.wait()
+            self._changed.clear()
+
+    def response(self) -> ChatResponse:
+        """The whole answer, once done."""
+        response: ChatResponse = {
+            "id": self.id,
+            "object": "chat.completion",
+            "created": self.created,
+            "model": self.job.version,
+            "choices": [self._choice(i, output) for i, output in enumerate(self.job.outputs)],
+            "usage": self.usage(),
+        }
+        if self._wanted.return_token_ids:
+            response["prompt_token_ids"] = list(self.job.prompt)
+        return response
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        prompt = len(self.job.prompt)
+        completion = sum(output.progress.tokens for output in self.job.outputs)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
+
+    def _choice(self, index: int, output: Output) -> Choice:
+        progress = output.progress
+        ids = [s.token for s in output.sampled]
+        text = self._tokenizer.decode(ids[: progress.visible], skip_special_tokens=not self.job.keep_special)
+        assert isinstance(text, str)
+        text = text[: progress.text_end]
+        calls: list[ParsedCall] = []
+        content: str | None = text
+        if self._parse_tools:
+            content, calls = parse_tool_calls(text)
+        message: MessageOut = {"role": "assistant", "content": content}
+        if calls:
+            message["tool_calls"] = [tool_call(call) for call in calls]
+        reason = progress.finish_reason or "stop"
+        choice: Choice = {
+            "index": index,
+            "message": message,
+            "logprobs": self.logprobs(output.sampled),
+            "finish_reason": "tool_calls" if calls and reason == "stop" else reason,
+            "stop_reason": progress.stop_reason,
+        }
+        if self._wanted.return_token_ids:
+            choice["token_ids"] = ids
+        return choice
+
+    def logprobs(self, sampled: Sequence[Sampled]) -> ChoiceLogprobs | None:
+        """One entry per token, where they were asked for."""
+        if not self._wanted.logprobs:
+            return None
+        return {"content": [self._logprob(s) for s in sampled]}
+
+    def _logprob(self, sampled: Sampled) -> TokenLogprob:
+        text = self._spell(sampled.token)
+        return {
+            "token": text,
+            "logprob": sampled.logprob,
+            "bytes": list(text.encode()),
+            "top_logprobs": [
+                {
+                    "token": (alternative := self._spell(token)),
+                    "logprob": p,
+                    "bytes": list(alternative.encode()),
+                }
+                for token, p in sampled.top
+            ],
+        }
+
+    def _spell(self, token: int) -> str:
+        text = self._tokenizer.decode([token])
+        assert isinstance(text, str)
+        return text
+
+
+def tool_call(call: ParsedCall) -> ToolCallOut:
+    """A call in OpenAI's shape, with an id of its own."""
+    return {
+        "id": f"call_{uuid.uuid4().hex[:24]}",
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
