@@ -1,0 +1,191 @@
+"""The gateway's routes.
+
+Invariant: every answer that is not a server's own is JSON, errors in OpenAI's form, and says what to do.
+
+========================================== ==============================================================
+``POST /v1/chat/completions, /v1/completions`` passed on; the completion is kept under its key
+``POST /rollouts/<id>/v1/...``             the same, recorded as steps of the rollout
+``GET /v1/models``, ``GET /health``        passed on
+``POST /rollouts``                         start a rollout: ``{"scenario": {"id", "inputs"}, "group"}``
+``POST /rollouts/<id>/end``                end it: ``{"reward": 1.0}`` or ``{"failure": {"message"}}``
+``GET /rollouts/<id>``                     the trajectory
+``GET /captures/<key>``                    hand out a completion, once
+``POST /captures/alike``                   hand out a completion by conversation and answer
+========================================== ==============================================================
+"""
+
+import hmac
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from art_core.errors import CaptureError, RewardError
+from art_core.inference.gateway_log import RecordedElsewhereError
+from art_core.inference.gateway_proxy import Proxy, send_refusal
+from art_core.inference.gateway_sessions import EndRollout, NewRollout, Sessions, trajectory_json
+from art_core.inference.gateway_upstream import RefusalError, forwarded
+
+BodyT = TypeVar("BodyT", bound=BaseModel)
+
+PREFIX = "/rollouts/{rollout_id}"
+
+_ELSEWHERE = {
+    "/v1/messages": "Anthropic's Messages API is not served here: use POST /v1/chat/completions "
+    "(with LangChain: ChatOpenAI or ChatART in place of ChatAnthropic)",
+    "/v1/responses": "OpenAI's Responses API is not served here: use POST /v1/chat/completions (with "
+    "LangChain: ChatOpenAI(use_responses_api=False); with the openai client: client.chat.completions.create)",
+}
+
+
+class Alike(BaseModel):
+    """Body of ``POST /captures/alike``."""
+
+    model_config = ConfigDict(extra="forbid")
+    messages: list[dict[str, Any]]
+    text: str
+    since: float
+
+
+class GatewayApp:
+    """The ASGI application.
+
+    Args:
+        proxy: passes completions on.
+        sessions: the rollouts behind the prefixes.
+        api_key: demanded as the bearer token; None demands none.
+    """
+
+    def __init__(self, proxy: Proxy, sessions: Sessions, *, api_key: str | None = None) -> None:
+        self._proxy = proxy
+        self._sessions = sessions
+        self._api_key = api_key
+        self._app = Starlette(routes=self._routes(), exception_handlers={RefusalError: _refused, 404: _no_route, 405: _no_route})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and self._api_key is not None:
+            given = Headers(scope=scope).get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode()):
+                refusal = RefusalError(401, "this gateway wants its api_key as the bearer token")
+                await send_refusal(send, refusal)
+                return
+        await self._app(scope, receive, send)
+
+    def _routes(self) -> list[BaseRoute]:
+        routes: list[BaseRoute] = [
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route(f"{PREFIX}/v1/models", self._models, methods=["GET"]),
+            Route("/health", self._health, methods=["GET"]),
+            Route("/rollouts", self._start, methods=["POST"]),
+            Route(f"{PREFIX}/end", self._end, methods=["POST"]),
+            Route(PREFIX, self._show, methods=["GET"]),
+            Route("/captures/alike", self._alike, methods=["POST"]),
+            Route("/captures/{key}", self._capture, methods=["GET"]),
+        ]
+        for path in ("/chat/completions", "/completions"):
+            for prefix in ("", PREFIX):
+                routes.append(Route(f"{prefix}/v1{path}", _Completions(self._proxy, self._sessions, path)))
+        for path, hint in _ELSEWHERE.items():
+            for prefix in ("", PREFIX):
+                routes.append(Route(f"{prefix}{path}", _refuse(hint), methods=["POST", "GET"]))
+        return routes
+
+    async def _models(self, request: Request) -> Response:
+        return await self._passed_on("/v1/models", request)
+
+    async def _health(self, request: Request) -> Response:
+        return await self._passed_on("/health", request)
+
+    async def _passed_on(self, path: str, request: Request) -> Response:
+        answer = await self._proxy.upstream.get(path, request.headers)
+        return Response(answer.content, answer.status_code, forwarded(answer.headers))
+
+    async def _start(self, request: Request) -> Response:
+        rollout = self._sessions.create(await _read(request, NewRollout))
+        base_url = f"{str(request.base_url).rstrip('/')}/rollouts/{rollout.id}/v1"
+        return _json({"id": rollout.id, "base_url": base_url}, 201)
+
+    async def _end(self, request: Request) -> Response:
+        asked = await _read(request, EndRollout)
+        try:
+            ended = await self._sessions.end(request.path_params["rollout_id"], asked)
+        except RewardError as wrong:
+            raise RefusalError(400, str(wrong)) from wrong
+        return Response(trajectory_json(ended), media_type="application/json")
+
+    async def _show(self, request: Request) -> Response:
+        rollout = self._sessions.find(request.path_params["rollout_id"])
+        return Response(trajectory_json(rollout.snapshot()), media_type="application/json")
+
+    async def _capture(self, request: Request) -> Response:
+        try:
+            found = self._proxy.log.take(request.path_params["key"])
+        except RecordedElsewhereError as recorded:
+            raise RefusalError(409, str(recorded)) from recorded
+        except CaptureError as missing:
+            raise RefusalError(404, str(missing)) from missing
+        return Response(found.to_json(), media_type="application/json")
+
+    async def _alike(self, request: Request) -> Response:
+        asked = await _read(request, Alike)
+        found = self._proxy.log.take_alike(asked.messages, asked.text, since=asked.since)
+        if found is None:
+            raise RefusalError(404, "no completion of this conversation with this answer is kept here")
+        return Response(found.to_json(), media_type="application/json")
+
+
+class _Completions:
+    """The ASGI application of a completions route; a class, so that Starlette leaves streaming to it."""
+
+    def __init__(self, proxy: Proxy, sessions: Sessions, path: str) -> None:
+        self._proxy = proxy
+        self._sessions = sessions
+        self._path = path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            raise RefusalError(405, f"{scope['path']} takes POST, not {scope['method']}")
+        rollout_id = scope["path_params"].get("rollout_id")
+        keep = None if rollout_id is None else self._sessions.admit(rollout_id)
+        await self._proxy.serve(self._path, scope, receive, send, keep)
+
+
+def _refuse(message: str) -> Callable[[Request], Awaitable[Response]]:
+    async def refuse(request: Request) -> Response:
+        raise RefusalError(404, message)
+
+    return refuse
+
+
+async def _refused(request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, RefusalError)
+    return Response(refusal.body, refusal.status, refusal.headers)
+
+
+async def _no_route(request: Request, _: Exception) -> Response:
+    refusal = RefusalError(
+        404,
+        f"no such route: {request.method} {request.url.path}; here are POST /v1/chat/completions, "
+        "POST /v1/completions, GET /v1/models, GET /health, POST /rollouts, GET /captures/<key>",
+    )
+    return Response(refusal.body, refusal.status, refusal.headers)
+
+
+async def _read(request: Request, kind: type[BodyT]) -> BodyT:
+    try:
+        return kind.model_validate_json(await request.body() or b"{}")
+    except ValidationError as wrong:
+        mistakes = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in wrong.errors())
+        raise RefusalError(400, f"{request.url.path}: {mistakes}") from wrong
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(json.dumps(data), status, media_type="application/json")

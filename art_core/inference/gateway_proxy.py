@@ -1,0 +1,341 @@
+"""One call on its way through the gateway: client -> policy server -> client.
+
+Invariant: the client sees what it would see without a gateway, plus a key in ``system_fingerprint``; the
+log sees on top what the server was asked for (token ids, logprobs), before the client has the last byte.
+
+The answer is stripped of what the client did not ask for and handed on: at once when whole, event by event
+when streamed. Reading from the server and writing to the client are separate, so that a slow client holds
+neither a connection to the server nor a lease on a version.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import httpx
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope, Send
+
+from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
+from art_core.errors import CaptureError
+from art_core.inference.gateway_log import Completion, CompletionLog
+from art_core.inference.gateway_stream import DONE, EventSplitter, as_event, event_data
+from art_core.inference.gateway_upstream import RefusalError, Upstream, forwarded
+from art_core.types import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+KEY_HEADER = "x-art-completion"
+"""Response header with the key that ``system_fingerprint`` holds."""
+
+POLICY_HEADER = "x-art-policy"
+"""Response header with the version that answered."""
+
+CLIENT_GONE = "the client went away before it had the answer"
+
+Keep = Callable[[Completion], Awaitable[str]]
+"""Records a completion into a rollout, whose id it returns."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """What is known of a call while it runs."""
+
+    key: str
+    path: str
+    raw: bytes
+    body: dict[str, Any]
+    policy: PolicyVersion | None = None
+    status: int = 0
+    started_at: float = field(default_factory=time.time)
+    clock: float = field(default_factory=time.perf_counter)
+    first_byte: float | None = None
+
+    def mark_first_byte(self) -> None:
+        if self.first_byte is None:
+            self.first_byte = time.perf_counter() - self.clock
+
+    def completed(self, response: bytes, error: str | None) -> Completion:
+        return Completion(
+            key=self.key,
+            path=self.path,
+            request=self.raw,
+            response=response,
+            model=str(self.body.get("model", "")),
+            policy=self.policy,
+            status=self.status,
+            started_at=self.started_at,
+            first_byte=self.first_byte,
+            duration=time.perf_counter() - self.clock,
+            error=error,
+        )
+
+
+class Proxy:
+    """Serves completion requests.
+
+    Args:
+        upstream: who answers them.
+        log: keeps each completion.
+    """
+
+    def __init__(self, upstream: Upstream, log: CompletionLog) -> None:
+        self._upstream = upstream
+        self._log = log
+
+    async def serve(
+        self, path: str, scope: Scope, receive: Receive, send: Send, keep: Keep | None = None
+    ) -> None:
+        """Serve one request (the rest is ASGI's); a client that goes away cancels the call upstream.
+
+        Args:
+            path: ``/chat/completions`` or ``/completions``.
+            scope: of the request.
+            receive: its body comes from here.
+            send: the answer goes here.
+            keep: where the completion goes in place of the log.
+        """
+        request = Request(scope, receive)
+        try:
+            raw = await request.body()
+        except ClientDisconnect:
+            return
+        try:
+            exchange = _Exchange(self, path, raw, request.headers, send, keep)
+        except RefusalError as refusal:
+            await send_refusal(send, refusal)
+            return
+        work = asyncio.ensure_future(exchange.run())
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+            work.cancel()  # does nothing when it is done
+        with suppress(asyncio.CancelledError):
+            await work
+
+    @property
+    def upstream(self) -> Upstream:
+        """Who answers."""
+        return self._upstream
+
+    @property
+    def log(self) -> CompletionLog:
+        """What was answered."""
+        return self._log
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(
+        self, proxy: Proxy, path: str, raw: bytes, headers: Mapping[str, str], send: Send, keep: Keep | None
+    ) -> None:
+        self._proxy = proxy
+        self._headers = headers
+        self._send = send
+        self._keep = keep
+        self._call = _Call(proxy.log.new_key(), path, raw, _parsed(raw))
+        self._asked = Asked.of(self._call.body)
+        self._kept = False
+
+    async def run(self) -> None:
+        try:
+            finish = await self._forward()
+        except RefusalError as refusal:
+            await self._keep_completion(b"", str(refusal))
+            await send_refusal(self._send, refusal)
+            return
+        except asyncio.CancelledError:
+            if not self._kept:
+                await self._keep_completion(b"", CLIENT_GONE)
+            raise
+        await finish()
+
+    async def _forward(self) -> Callable[[], Awaitable[None]]:
+        """Get the answer; what it returns ends the response once lease and connection are free again."""
+        call, upstream = self._call, self._proxy.upstream
+        with upstream.route(call.body.get("model")) as (name, call.policy):
+            wire = call.body | request_extras(call.body)
+            if "model" in wire:
+                wire["model"] = name
+            content = json.dumps(wire, separators=(",", ":")).encode()
+            async with upstream.post(call.path, content, self._headers) as response:
+                call.status = response.status_code
+                kind = response.headers.get("content-type", "")
+                if response.status_code == 200 and kind.startswith("text/event-stream"):
+                    return await self._streamed(response)
+                return await self._whole(response)
+
+    # -- whole answers -----------------------------------------------------------------------------
+
+    async def _whole(self, response: httpx.Response) -> Callable[[], Awaitable[None]]:
+        try:
+            raw = await response.aread()
+        except httpx.HTTPError as cut:
+            raise RefusalError(
+                502, f"the server broke off its answer ({type(cut).__name__}: {cut})", "upstream_error"
+            ) from cut
+        self._call.mark_first_byte()
+        shown, error = raw, None
+        if response.status_code != 200:
+            error = f"HTTP {response.status_code}: {raw[:500].decode(errors='replace')}"
+        else:
+            try:
+                body = _object(raw)
+            except ValueError:
+                error = f"the server's answer is not a JSON object: {raw[:200].decode(errors='replace')}"
+            else:
+                shown = self._shown(body)
+        await self._keep_completion(raw, error)
+        headers = self._response_headers(response)
+        return lambda: send_whole(self._send, response.status_code, shown, headers)
+
+    def _shown(self, body: dict[str, Any]) -> bytes:
+        shown = strip(body, self._asked)
+        shown["system_fingerprint"] = self._call.key
+        return json.dumps(shown, separators=(",", ":")).encode()
+
+    # -- streams -----------------------------------------------------------------------------------
+
+    async def _streamed(self, response: httpx.Response) -> Callable[[], Awaitable[None]]:
+        outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": _raw(self._response_headers(response))}
+        )
+        writing = asyncio.ensure_future(_write(self._send, outbox))
+        try:
+            whole = await self._pump(response, outbox)
+        except BaseException:
+            writing.cancel()
+            raise
+        outbox.put_nowait(None)
+
+        async def finish() -> None:
+            try:
+                await writing
+            finally:
+                writing.cancel()
+            if whole:
+                await self._send({"type": "http.response.body", "body": b""})
+            # Otherwise the response ends without its end: the client's connection is cut like ours was.
+
+        return finish
+
+    async def _pump(self, response: httpx.Response, outbox: "asyncio.Queue[bytes | None]") -> bool:
+        """Move events from the server to the outbox; False when the server cut the stream."""
+        splitter, assembler = EventSplitter(), StreamAssembler()
+        problems: list[str] = []
+        try:
+            async for data in response.aiter_raw():
+                self._call.mark_first_byte()
+                for event in splitter.feed(data):
+                    shown = await self._event(event, assembler, problems)
+                    if shown is not None:
+                        outbox.put_nowait(shown)
+        except httpx.HTTPError as cut:
+            problems.append(f"the server cut the stream ({type(cut).__name__}: {cut})")
+            return False
+        except asyncio.CancelledError:
+            if not assembler.complete:
+                problems.append(CLIENT_GONE)
+            raise
+        finally:
+            if splitter.rest:
+                outbox.put_nowait(splitter.rest)
+            if not self._kept:
+                await self._keep_stream(assembler, problems)
+        return True
+
+    async def _event(self, event: bytes, assembler: StreamAssembler, problems: list[str]) -> bytes | None:
+        data = event_data(event)
+        if data is None:
+            return event
+        if data == DONE:
+            await self._keep_stream(assembler, problems)
+            return event
+        try:
+            chunk = _object(data)
+        except ValueError:
+            problems.append(
+                f"an event of the stream is not a JSON object: {data[:200].decode(errors='replace')}"
+            )
+            return event
+        try:
+            assembler.feed(chunk)
+        except CaptureError as broken:
+            problems.append(str(broken))
+            return event
+        shown = strip(chunk, self._asked)
+        if not self._asked.token_ids and says_nothing(shown):
+            return None
+        shown["system_fingerprint"] = self._call.key
+        return as_event(json.dumps(shown, separators=(",", ":")).encode())
+
+    async def _keep_stream(self, assembler: StreamAssembler, problems: list[str]) -> None:
+        body = assembler.body()
+        if not problems and not assembler.complete:
+            problems.append("the stream ended before every choice had its finish_reason")
+        await self._keep_completion(json.dumps(body).encode(), "; ".join(problems) or None)
+
+    # -- both --------------------------------------------------------------------------------------
+
+    async def _keep_completion(self, response: bytes, error: str | None) -> None:
+        self._kept = True
+        completion = self._call.completed(response, error)
+        if self._keep is None:
+            self._proxy.log.put(completion)
+        else:
+            self._proxy.log.recorded(completion.key, await self._keep(completion))
+
+    def _response_headers(self, response: httpx.Response) -> dict[str, str]:
+        headers = {**forwarded(response.headers), KEY_HEADER: self._call.key}
+        if self._call.policy is not None:
+            headers[POLICY_HEADER] = self._call.policy.name
+        return headers
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    body: Any = json.loads(raw)
+    if not isinstance(body, dict):
+        raise ValueError("not a JSON object")
+    return cast(dict[str, Any], body)
+
+
+def _parsed(raw: bytes) -> dict[str, Any]:
+    try:
+        return _object(raw)
+    except ValueError as garbage:
+        raise RefusalError(400, f"the request's body must be a JSON object: {garbage}") from garbage
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _write(send: Send, outbox: "asyncio.Queue[bytes | None]") -> None:
+    while (chunk := await outbox.get()) is not None:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+
+async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    """Send a response that is all there."""
+    full = {"content-type": "application/json", **headers, "content-length": str(len(body))}
+    await send({"type": "http.response.start", "status": status, "headers": _raw(full)})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_refusal(send: Send, refusal: RefusalError) -> None:
+    """Send the gateway's own answer."""
+    await send_whole(send, refusal.status, refusal.body, refusal.headers)
