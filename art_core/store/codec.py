@@ -1,22 +1,28 @@
 """The vocabulary as rows, and rows as the vocabulary.
 
-Invariant: ``*_from_row(*_row(x)) == x`` for everything made of JSON values (a tuple inside a message or
-a scenario comes back as a list). Other objects, which a scenario's inputs may hold, are kept one-way:
-in pydantic's JSON form where it has one, else as ``{"type": ..., "repr": ...}``.
+Invariant: what is encoded and decoded again equals what it was, for everything made of JSON values (a
+tuple inside a message or a scenario comes back as a list). Other objects, which a scenario's inputs may
+hold, are kept one-way: in pydantic's JSON form where it has one, else as ``{"type": ..., "repr": ...}``.
 """
 
 import json
-import math
 import struct
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from hashlib import blake2b
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
 from art_core.errors import StoreError
+from art_core.store.contents import digest, split
+from art_core.store.packing import (
+    clean_text,
+    ids_from_bytes,
+    ids_to_bytes,
+    logprobs_from_bytes,
+    logprobs_to_bytes,
+    pack,
+    to_json,
+    unpack,
+)
 from art_core.types import (
     Failure,
     PolicyVersion,
@@ -30,75 +36,7 @@ from art_core.types import (
 
 Row = dict[str, Any]
 
-_RAW, _ZLIB = b"\x00", b"\x01"
-_WORTH_COMPRESSING = 256  # bytes; setting zlib up costs more than it saves below
-
-
-def pack(data: bytes) -> bytes:
-    """Bytes, compressed where that makes them smaller; the first byte says whether."""
-    if len(data) >= _WORTH_COMPRESSING:
-        small = zlib.compress(data, 1)
-        if len(small) < len(data):
-            return _ZLIB + small
-    return _RAW + data
-
-
-def unpack(data: bytes) -> bytes:
-    """The inverse of `pack`."""
-    body = data[1:]
-    return zlib.decompress(body) if data[:1] == _ZLIB else body
-
-
-def _foreign(value: Any) -> Any:
-    return to_jsonable_python(
-        value, fallback=lambda v: {"type": f"{type(v).__module__}.{type(v).__qualname__}", "repr": repr(v)}
-    )
-
-
-def to_json(value: Any) -> str:
-    """Compact JSON, always encodable as UTF-8. Infinities and NaN are written as Python writes them."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_foreign)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair, as a model may well sample: escape instead
-        return json.dumps(value, separators=(",", ":"), default=_foreign)
-    return text
-
-
-def _pack_json(value: Any) -> bytes:
-    return pack(to_json(value).encode())
-
-
-def _unpack_json(data: bytes) -> Any:
-    return json.loads(unpack(data))
-
-
-def clean_text(text: str | None) -> str | None:
-    """Free text that no database refuses; half surrogates are written as escapes."""
-    return text if text is None else text.encode("utf-8", "backslashreplace").decode()
-
-
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as packed little-endian int32."""
-    return pack(struct.pack(f"<{len(ids)}i", *ids))
-
-
-def unpack_ids(data: bytes) -> tuple[int, ...]:
-    """The inverse of `pack_ids`."""
-    raw = unpack(data)
-    return struct.unpack(f"<{len(raw) // 4}i", raw)
-
-
-def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
-    """Logprobs as packed little-endian float64; NaN stands for None (no step holds a NaN of its own)."""
-    return pack(struct.pack(f"<{len(logprobs)}d", *(math.nan if p is None else p for p in logprobs)))
-
-
-def unpack_logprobs(data: bytes) -> tuple[float | None, ...]:
-    """The inverse of `pack_logprobs`."""
-    raw = unpack(data)
-    return tuple(None if math.isnan(p) else p for p in struct.unpack(f"<{len(raw) // 8}d", raw))
-
+_BLOCK = 256  # prompt tokens in one shared piece: prompts that begin alike share all blocks but the last
 
 # -- scenarios ---------------------------------------------------------------------------------------
 
@@ -116,13 +54,12 @@ def scenario_row(scenario: Scenario) -> Row:
             f"scenario {scenario.id!r} cannot be recorded: {unwritable}; give inputs and metadata that JSON "
             "can hold"
         ) from unwritable
-    digest = blake2b(body, digest_size=16).digest()
-    return {"digest": digest, "scenario_id": scenario.id, "body": pack(body)}
+    return {"digest": digest(body), "scenario_id": scenario.id, "body": pack(body)}
 
 
 def scenario_from_body(body: bytes) -> Scenario:
     """The inverse of `scenario_row`."""
-    return Scenario(*_unpack_json(body))
+    return Scenario(*json.loads(unpack(body)))
 
 
 # -- trajectories ------------------------------------------------------------------------------------
@@ -190,23 +127,41 @@ def trajectory_from_row(row: Any, scenario: Scenario, steps: Iterable[Step]) -> 
 # -- steps -------------------------------------------------------------------------------------------
 
 
-def step_row(step: Step) -> Row:
-    """A step.
+@dataclass(frozen=True, slots=True)
+class EncodedStep:
+    """A step as it is written: its row, and the pieces that the row refers to by their digests."""
+
+    row: Row
+    pieces: Mapping[bytes, bytes]
+
+
+def encode_step(step: Step) -> EncodedStep:
+    """A step, ready to be written.
 
     Raises:
         StoreError: it holds something that cannot be written.
     """
     try:
-        return _step_row(step)
+        return _encode_step(step)
     except (TypeError, ValueError, RecursionError, struct.error) as unwritable:
         raise StoreError(
             f"step {step.id} of rollout {step.rollout_id} cannot be recorded: {unwritable}"
         ) from unwritable
 
 
-def _step_row(step: Step) -> Row:
+def _encode_step(step: Step) -> EncodedStep:
     identity, tokens, policy = step.identity, step.tokens, step.policy
-    return {
+    pieces: dict[bytes, bytes] = {}
+
+    def keep(piece: bytes) -> bytes:
+        key = digest(piece)
+        pieces[key] = piece
+        return key
+
+    prompt = tokens.prompt if tokens else ()
+    shared = len(prompt) - len(prompt) % _BLOCK
+    blocks = [keep(ids_to_bytes(prompt[i : i + _BLOCK])) for i in range(0, shared, _BLOCK)]
+    row: Row = {
         "id": step.id,
         "rollout_id": step.rollout_id,
         "call_id": step.call_id,
@@ -228,59 +183,87 @@ def _step_row(step: Step) -> Row:
         ),
         "started_at": step.started_at,
         "duration": step.duration,
-        "messages": _pack_json([_plain(m) for m in step.messages]),
-        "tools": _pack_json([_plain(t) for t in step.tools]),
+        "messages": b"".join(keep(to_json(_plain(message)).encode()) for message in step.messages),
+        "tools": keep(to_json([_plain(tool) for tool in step.tools]).encode()) if step.tools else b"",
         "sampling": to_json(_plain(step.sampling)),
-        "response": None if step.response is None else _pack_json(_plain(step.response)),
+        "response": None if step.response is None else pack(to_json(_plain(step.response)).encode()),
         "finish_reason": step.finish_reason,
         "usage": to_json(_plain(step.usage)),
         "untrainable": clean_text(step.untrainable),
         "error": clean_text(step.error),
-        "prompt_tokens": tokens and pack_ids(tokens.prompt),
-        "completion_tokens": tokens and pack_ids(tokens.completion),
-        "logprobs": tokens and pack_logprobs(tokens.logprobs),
+        "prompt_blocks": b"".join(blocks) if tokens else None,
+        "prompt_tokens": pack(ids_to_bytes(prompt[shared:])) if tokens else None,
+        "completion_tokens": pack(ids_to_bytes(tokens.completion)) if tokens else None,
+        "logprobs": pack(logprobs_to_bytes(tokens.logprobs)) if tokens else None,
     }
+    return EncodedStep(row, pieces)
 
 
 def _plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return mapping if isinstance(mapping, dict) else dict(mapping)
 
 
-def step_from_row(row: Any) -> Step:
-    """The inverse of `step_row`."""
-    namespace, graph_step, call_index, attempt, run_id, parent_run_id, tags = json.loads(row.identity)
-    return Step(
-        id=row.id,
-        rollout_id=row.rollout_id,
-        messages=tuple(_unpack_json(row.messages)),
-        model=row.model,
-        started_at=row.started_at,
-        duration=row.duration,
-        call_id=row.call_id,
-        choice=row.choice,
-        tools=tuple(_unpack_json(row.tools)),
-        sampling=json.loads(row.sampling),
-        response=None if row.response is None else _unpack_json(row.response),
-        finish_reason=row.finish_reason,
-        tokens=None
-        if row.prompt_tokens is None
-        else StepTokens(
-            unpack_ids(row.prompt_tokens),
-            unpack_ids(row.completion_tokens),
-            unpack_logprobs(row.logprobs),
-        ),
-        policy=None if row.policy_model is None else PolicyVersion(row.policy_model, row.policy_number),
-        identity=StepIdentity(
-            node=row.node,
-            namespace=namespace,
-            graph_step=graph_step,
-            call_index=call_index,
-            attempt=attempt,
-            run_id=run_id,
-            parent_run_id=parent_run_id,
-            tags=tuple(tags),
-        ),
-        untrainable=row.untrainable,
-        error=row.error,
-        usage=json.loads(row.usage),
-    )
+class StepReader:
+    """Turns rows of steps back into steps.
+
+    Args:
+        pieces: those that the rows refer to, by digest (see `digests`). Each message is decoded once, so
+            steps that share it share the object too.
+    """
+
+    def __init__(self, pieces: Mapping[bytes, bytes]) -> None:
+        self._pieces = pieces
+        self._decoded: dict[bytes, Any] = {}
+
+    @staticmethod
+    def digests(row: Any) -> list[bytes]:
+        """The pieces that a row refers to."""
+        return split(row.messages) + split(row.tools) + split(row.prompt_blocks or b"")
+
+    def _json(self, key: bytes) -> Any:
+        if key not in self._decoded:
+            self._decoded[key] = json.loads(self._pieces[key])
+        return self._decoded[key]
+
+    def _tokens(self, row: Any) -> StepTokens | None:
+        if row.prompt_tokens is None:
+            return None
+        blocks = b"".join(self._pieces[key] for key in split(row.prompt_blocks or b""))
+        return StepTokens(
+            prompt=ids_from_bytes(blocks + unpack(row.prompt_tokens)),
+            completion=ids_from_bytes(unpack(row.completion_tokens)),
+            logprobs=logprobs_from_bytes(unpack(row.logprobs)),
+        )
+
+    def step(self, row: Any) -> Step:
+        """The inverse of `encode_step`."""
+        namespace, graph_step, call_index, attempt, run_id, parent_run_id, tags = json.loads(row.identity)
+        return Step(
+            id=row.id,
+            rollout_id=row.rollout_id,
+            messages=tuple(self._json(key) for key in split(row.messages)),
+            model=row.model,
+            started_at=row.started_at,
+            duration=row.duration,
+            call_id=row.call_id,
+            choice=row.choice,
+            tools=tuple(self._json(row.tools)) if row.tools else (),
+            sampling=json.loads(row.sampling),
+            response=None if row.response is None else json.loads(unpack(row.response)),
+            finish_reason=row.finish_reason,
+            tokens=self._tokens(row),
+            policy=None if row.policy_model is None else PolicyVersion(row.policy_model, row.policy_number),
+            identity=StepIdentity(
+                node=row.node,
+                namespace=namespace,
+                graph_step=graph_step,
+                call_index=call_index,
+                attempt=attempt,
+                run_id=run_id,
+                parent_run_id=parent_run_id,
+                tags=tuple(tags),
+            ),
+            untrainable=row.untrainable,
+            error=row.error,
+            usage=json.loads(row.usage),
+        )

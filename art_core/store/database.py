@@ -9,7 +9,7 @@ All that is particular to SQLite is in this module.
 
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ def open_database(url: str | URL, project: str) -> Engine:
     try:
         with engine.connect() as connection:
             current = _revision(connection, project)
+        _use_wal(engine)
         if current is None:
             with writing(engine) as connection:
                 # Another process may have been quicker.
@@ -45,9 +46,7 @@ def open_database(url: str | URL, project: str) -> Engine:
         elif current != schema.HEAD:
             with writing(engine) as connection:
                 if _revision(connection, project) != schema.HEAD:
-                    from art_core.store.migrations import upgrade  # alembic is slow to import
-
-                    upgrade(connection)
+                    _migrate(connection, current)
     except SQLAlchemyError as failure:
         engine.dispose()
         raise explain(failure, engine, "opening the store") from failure
@@ -137,12 +136,18 @@ def _engine(url: str | URL) -> Engine:
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
     # In WAL mode a commit survives the death of the process without an fsync of its own. A power cut may
     # take the last commits, never the file's consistency.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()
+
+
+def _use_wal(engine: Engine) -> None:
+    """Let others read while one writes; the file remembers it. Other databases always do."""
+    if engine.dialect.name == "sqlite":
+        with closing(engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA journal_mode = WAL")
 
 
 def _begin_sqlite(connection: Connection) -> None:
@@ -190,6 +195,21 @@ def _create(connection: Connection, project: str) -> None:
         insert(schema.store_info),
         [{"key": "project", "value": project}, {"key": "created_at", "value": str(time.time())}],
     )
+
+
+def _migrate(connection: Connection, current: str) -> None:
+    from art_core.store.migrations import upgrade  # alembic is slow to import, and seldom needed
+
+    try:
+        upgrade(connection)
+    except SQLAlchemyError:
+        raise
+    except Exception as broken:
+        raise StoreError(
+            f"{location(connection.engine)} could not be migrated from schema version {current} to "
+            f"{schema.HEAD} and is as it was: {type(broken).__name__}: {broken}; read it with the version of "
+            "art-langgraph that wrote it, or open another root"
+        ) from broken
 
 
 def sqlite_url(path: Path) -> URL:

@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Engine, Select, select
 
 from art_core.store import codec
+from art_core.store.contents import read_contents
 from art_core.store.database import reading
 from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
 from art_core.store.schema import (
@@ -66,8 +67,11 @@ def _whole(connection: Connection, rows: Sequence[Any], with_steps: bool) -> lis
     if with_steps:
         ids = [row.id for row in rows]
         query = select(steps).where(steps.c.rollout_id.in_(ids)).order_by(steps.c.started_at, steps.c.seq)
-        for row in connection.execute(query):
-            found[row.rollout_id].append(codec.step_from_row(row))
+        found_rows = connection.execute(query).all()
+        pieces = read_contents(connection, (d for row in found_rows for d in codec.StepReader.digests(row)))
+        reader = codec.StepReader(pieces)
+        for row in found_rows:
+            found[row.rollout_id].append(reader.step(row))
     return [codec.trajectory_from_row(row, codec.scenario_from_body(row.body), found[row.id]) for row in rows]
 
 

@@ -39,7 +39,7 @@ def _save_member(connection: Connection, member: Trajectory, run_id: str | None)
             update(trajectories).where(trajectories.c.id == member.id).values(codec.outcome_row(member))
         )
         known = set(connection.scalars(select(steps.c.id).where(steps.c.rollout_id == member.id)))
-    if missing := [codec.step_row(step) for step in member.steps if step.id not in known]:
+    if missing := [codec.encode_step(step) for step in member.steps if step.id not in known]:
         insert_steps(connection, missing)
     if found is None or found.reward != member.reward:
         insert_reward(connection, member, ROLLOUT)

@@ -3,7 +3,7 @@
 Invariant: these tables equal what the migrations build from an empty database (a test compares them),
 and nothing here is particular to one database.
 
-Structured values are JSON text, token arrays are packed bytes (see `codec`). Free keys (``scenario_id``,
+Structured values are JSON text, token arrays are packed bytes (see `packing`). Free keys (``scenario_id``,
 ``group_id`` and ``id``) are the user's or the recorder's own; ``seq`` is the order of arrival.
 """
 
@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every revision that this code can read or migrate from, oldest first; the last one is the tables below."""
 
 HEAD = REVISIONS[-1]
@@ -98,6 +98,13 @@ trajectories = Table(
     Column("duration", Double),
 )
 
+contents = Table(
+    "contents",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
 steps = Table(
     "steps",
     metadata,
@@ -113,15 +120,16 @@ steps = Table(
     Column("identity", Text, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("duration", Double, nullable=False),
-    Column("messages", LargeBinary, nullable=False),
-    Column("tools", LargeBinary, nullable=False),
+    Column("messages", LargeBinary, nullable=False),  # digests of contents, one per message
+    Column("tools", LargeBinary, nullable=False),  # digest of the list, or nothing
     Column("sampling", Text, nullable=False),
     Column("response", LargeBinary),
     Column("finish_reason", Text),
     Column("usage", Text, nullable=False),
     Column("untrainable", Text),
     Column("error", Text),
-    Column("prompt_tokens", LargeBinary),
+    Column("prompt_blocks", LargeBinary),  # digests of the prompt's whole blocks
+    Column("prompt_tokens", LargeBinary),  # what follows them
     Column("completion_tokens", LargeBinary),
     Column("logprobs", LargeBinary),
 )

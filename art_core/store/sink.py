@@ -13,8 +13,10 @@ from sqlalchemy import Connection, insert, select, update
 
 from art_core.errors import ArtError, StoreError, UnknownTrajectoryError
 from art_core.store import codec
-from art_core.store.codec import Row
+from art_core.store.codec import EncodedStep, Row
+from art_core.store.contents import insert_contents
 from art_core.store.database import insert_missing
+from art_core.store.packing import to_json
 from art_core.store.schema import groups, scenarios, scores, steps, trajectories
 from art_core.store.writer import Job, Writer
 from art_core.types import RolloutStatus, Step, Trajectory
@@ -58,7 +60,7 @@ class StoreSink:
         """Keep one step of a rollout that has begun, also when it has ended since."""
         what = f"recording step {step.id} of rollout {step.rollout_id}"
         try:
-            row = codec.step_row(step)
+            encoded = codec.encode_step(step)
         except ArtError as unwritable:
             return _failed(unwritable)
 
@@ -67,7 +69,7 @@ class StoreSink:
                 return unknown(step.rollout_id, what)
             return StoreError(f"{what}: there is a step with this id already; ids are never used again")
 
-        return self._writer.submit(Job(what, step=row, refused=refused))
+        return self._writer.submit(Job(what, step=encoded, refused=refused))
 
     def end(self, trajectory: Trajectory) -> Future[None]:
         """Keep how a rollout ended."""
@@ -113,9 +115,13 @@ def insert_group(connection: Connection, group_id: str, run_id: str | None, scen
     )
 
 
-def insert_steps(connection: Connection, rows: Sequence[Row]) -> None:
-    """Write steps' rows."""
-    connection.execute(insert(steps), rows)
+def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None:
+    """Write steps, and those of their pieces that are not there yet."""
+    pieces: dict[bytes, bytes] = {}
+    for step in encoded:
+        pieces.update(step.pieces)
+    insert_contents(connection, pieces)
+    connection.execute(insert(steps), [step.row for step in encoded])
 
 
 def insert_reward(connection: Connection, trajectory: Trajectory, author: str) -> None:
@@ -126,7 +132,7 @@ def insert_reward(connection: Connection, trajectory: Trajectory, author: str) -
             {
                 "trajectory_id": trajectory.id,
                 "reward": trajectory.reward,
-                "components": codec.to_json(dict(trajectory.components)),
+                "components": to_json(dict(trajectory.components)),
                 "author": author,
                 "explanation": "",
                 "created_at": time.time(),

@@ -22,6 +22,7 @@ from art_core.recording import Sink, new_id
 from art_core.store import codec, reading
 from art_core.store.database import location, open_database, sqlite_url
 from art_core.store.database import reading as read_transaction
+from art_core.store.packing import clean_text, to_json
 from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
 from art_core.store.saving import save_group
 from art_core.store.schema import (
@@ -132,7 +133,7 @@ class Store:
         what = f"scoring trajectory {trajectory_id}"
         values = {
             "reward": check_reward(reward, f"trajectory {trajectory_id}"),
-            "components": codec.to_json(dict(components or {})),
+            "components": to_json(dict(components or {})),
         }
 
         def apply(connection: Connection) -> None:
@@ -154,7 +155,7 @@ class Store:
                 | {
                     "trajectory_id": trajectory_id,
                     "author": author,
-                    "explanation": codec.clean_text(explanation),
+                    "explanation": clean_text(explanation),
                     "created_at": time.time(),
                 },
             )
@@ -291,7 +292,7 @@ class Store:
         row = {
             "run_id": run_id,
             "kind": kind,
-            "message": codec.clean_text(message),
+            "message": clean_text(message),
             "data": _json(data, f"the data of event {kind!r}"),
             "created_at": time.time(),
         }
@@ -379,7 +380,7 @@ class Store:
 
 def _json(value: Mapping[str, Any] | None, what: str) -> str:
     try:
-        return codec.to_json(dict(value or {}))
+        return to_json(dict(value or {}))
     except (TypeError, ValueError, RecursionError) as unwritable:
         raise StoreError(f"{what} cannot be recorded: {unwritable}; give what JSON can hold") from unwritable
 

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from art_core.errors import StoreError
-from art_core.store.codec import Row
+from art_core.store.codec import EncodedStep
 from art_core.store.database import explain, writing
 
 logger = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ class Job:
     Attributes:
         what: names it in errors.
         apply: writes it; its return value becomes the future's.
-        step: in place of ``apply``: a row that is written together with its neighbours.
+        step: in place of ``apply``: a step that is written together with its neighbours.
         refused: looks up why the database's constraints refused it; None when it cannot tell.
     """
 
     what: str
     apply: Callable[[Connection], Any] | None = None
-    step: Row | None = None
+    step: EncodedStep | None = None
     refused: Callable[[Connection], Exception | None] | None = None
     future: Future[Any] = field(default_factory=Future[Any])
 
@@ -52,13 +52,13 @@ class Writer:
 
     Args:
         engine: the database.
-        insert_steps: writes many step rows at once.
+        insert_steps: writes many steps at once.
     """
 
     def __init__(
         self,
         engine: Engine,
-        insert_steps: Callable[[Connection, Sequence[Row]], None],
+        insert_steps: Callable[[Connection, Sequence[EncodedStep]], None],
     ) -> None:
         self._engine = engine
         self._insert_steps = insert_steps
@@ -140,9 +140,9 @@ class Writer:
         with writing(self._engine) as connection:
             for are_steps, jobs in groupby(batch, key=lambda job: job.step is not None):
                 if are_steps:
-                    rows = [job.step for job in jobs if job.step is not None]
-                    self._insert_steps(connection, rows)
-                    results += [None] * len(rows)
+                    encoded = [job.step for job in jobs if job.step is not None]
+                    self._insert_steps(connection, encoded)
+                    results += [None] * len(encoded)
                 else:
                     results += [job.apply(connection) for job in jobs if job.apply is not None]
         return results

@@ -1,0 +1,76 @@
+"""Values as bytes and JSON text, and back.
+
+Invariant: `unpack` gives back what `pack` was given, to the bit, on any machine; text is always valid UTF-8.
+"""
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+_RAW, _ZLIB = b"\x00", b"\x01"
+_WORTH_COMPRESSING = 256  # bytes; setting zlib up costs more than it saves below
+
+
+def pack(data: bytes) -> bytes:
+    """Bytes, compressed where that makes them smaller; the first byte says whether."""
+    if len(data) >= _WORTH_COMPRESSING:
+        small = zlib.compress(data, 1)
+        if len(small) < len(data):
+            return _ZLIB + small
+    return _RAW + data
+
+
+def unpack(data: bytes) -> bytes:
+    """The inverse of `pack`."""
+    body = data[1:]
+    return zlib.decompress(body) if data[:1] == _ZLIB else body
+
+
+def _foreign(value: Any) -> Any:
+    return to_jsonable_python(
+        value, fallback=lambda v: {"type": f"{type(v).__module__}.{type(v).__qualname__}", "repr": repr(v)}
+    )
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON, always encodable as UTF-8. Infinities and NaN are written as Python writes them."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_foreign)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as a model may well sample: escape instead
+        return json.dumps(value, separators=(",", ":"), default=_foreign)
+    return text
+
+
+def clean_text(text: str | None) -> str | None:
+    """Free text that no database refuses; half surrogates are written as escapes."""
+    return text if text is None else text.encode("utf-8", "backslashreplace").decode()
+
+
+def ids_to_bytes(ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32.
+
+    Raises:
+        struct.error: an id does not fit.
+    """
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def ids_from_bytes(data: bytes) -> tuple[int, ...]:
+    """The inverse of `ids_to_bytes`."""
+    return struct.unpack(f"<{len(data) // 4}i", data)
+
+
+def logprobs_to_bytes(logprobs: Sequence[float | None]) -> bytes:
+    """Logprobs as little-endian float64; NaN stands for None (no step holds a NaN of its own)."""
+    return struct.pack(f"<{len(logprobs)}d", *(math.nan if p is None else p for p in logprobs))
+
+
+def logprobs_from_bytes(data: bytes) -> tuple[float | None, ...]:
+    """The inverse of `logprobs_to_bytes`."""
+    return tuple(None if math.isnan(p) else p for p in struct.unpack(f"<{len(data) // 8}d", data))
