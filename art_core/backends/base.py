@@ -1,0 +1,57 @@
+"""The Backend protocol: where a model is served and trained.
+
+Invariant: after `atrain` returned, the endpoint's current version is the trained one, and what it was
+trained from is in the store.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from art_core.config import TrainableModelConfig
+from art_core.inference.endpoint import PolicyEndpoint
+from art_core.types import Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from art_core.training.report import TrainReport
+
+
+class Registration(Protocol):
+    """One model on one backend: it answers, and it can be trained."""
+
+    @property
+    def endpoint(self) -> PolicyEndpoint:
+        """Where it answers."""
+        ...
+
+    async def atrain(self, batches: Sequence[Sequence[TrajectoryGroup]]) -> "TrainReport":
+        """One GRPO update per batch of groups, then publish the new version."""
+        ...
+
+    async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
+        """Supervised fine-tuning, then publish the new version."""
+        ...
+
+    def trajectory(self, trajectory_id: str) -> Trajectory:
+        """A trajectory from the record.
+
+        Raises:
+            StoreError: it holds none with this id.
+        """
+        ...
+
+    async def asave_adapter(self, directory: Path) -> None:
+        """Write the adapter in training as a PEFT directory."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop serving; what was trained is on disk."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes models answer and learn."""
+
+    async def aregister(self, config: TrainableModelConfig) -> Registration:
+        """Load and serve a model; a model that was trained here before goes on from its last checkpoint."""
+        ...

@@ -1,0 +1,300 @@
+"""TrainableModel: the one object a user holds.
+
+Invariant: which version answers is decided when a call is made; what was collected stays collected
+until it was trained on.
+
+Two ways to use it. With LangGraph: hand the model to ``ChatART``, run the graph with ``agather``, give
+the groups to ``atrain``. With any OpenAI-style code: ``start_trajectory``, ``chat.completions.create``,
+``end_trajectory``, then ``train()``. Sync names are bare; async names carry an ``a``.
+"""
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from art_core.backends.base import Backend, Registration
+from art_core.chat import Chat
+from art_core.config import TrainableModelConfig
+from art_core.errors import ConfigError, NothingToTrainError, RewardError, UnknownTrajectoryError
+from art_core.inference.endpoint import PolicyEndpoint
+from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
+from art_core.sync import run_sync
+from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+
+if TYPE_CHECKING:
+    from art_core.training.report import TrainReport
+
+
+class TrainableModel:
+    """A language model that learns from rollouts.
+
+    Args:
+        config: its settings; or give them as keywords (`TrainableModelConfig` documents each).
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, or both forms were given.
+    """
+
+    def __init__(self, config: TrainableModelConfig | None = None, **settings: Any) -> None:
+        if config is not None and settings:
+            raise ConfigError(
+                f"give a TrainableModelConfig or keywords, not both (got {', '.join(settings)})"
+            )
+        self.config = config or TrainableModelConfig(**settings)
+        self.chat = Chat(self)
+        self._registration: Registration | None = None
+        self._lock = threading.Lock()
+        self._open: dict[str, Rollout] = {}
+        self._ended: dict[str, RolloutStatus] = {}
+        self._collected: dict[str, Trajectory] = {}
+
+    # -- registration ------------------------------------------------------------------------------
+
+    async def aregister(self, backend: Backend) -> None:
+        """Load the model on a backend and serve it.
+
+        Raises:
+            ConfigError: it is registered already, or the base model is unknown.
+            EngineError: the server did not come up.
+        """
+        if self._registration is not None:
+            raise ConfigError(f"model {self.name!r} is registered already; close() it first")
+        self._registration = await backend.aregister(self.config)
+
+    def register(self, backend: Backend) -> None:
+        """Load the model on a backend and serve it; see `aregister`."""
+        run_sync(lambda: self.aregister(backend))
+
+    async def aclose(self) -> None:
+        """Stop serving. Trajectories still open stay in the store as running."""
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            await self.chat.aclose()
+            await registration.aclose()
+
+    def close(self) -> None:
+        """Stop serving; see `aclose`."""
+        run_sync(self.aclose)
+
+    def __enter__(self) -> "TrainableModel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> "TrainableModel":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    # -- endpoint: what chat models need -----------------------------------------------------------
+
+    @property
+    def _registered(self) -> Registration:
+        if self._registration is None:
+            raise ConfigError(f"model {self.name!r} is not registered; call register(LocalBackend()) first")
+        return self._registration
+
+    @property
+    def endpoint(self) -> PolicyEndpoint:
+        """Where the model answers."""
+        return self._registered.endpoint
+
+    @property
+    def name(self) -> str:
+        """The model's name, to be sent as ``model`` by any client."""
+        return self.config.name
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI-compatible server, ending in ``/v1``."""
+        return self.endpoint.base_url
+
+    @property
+    def api_key(self) -> str:
+        """What to send as the bearer token."""
+        return self.endpoint.api_key
+
+    @property
+    def sink(self) -> Sink:
+        """Where this model's rollouts are kept."""
+        return self.endpoint.sink
+
+    def current_version(self) -> PolicyVersion:
+        """The newest version that is served."""
+        return self.endpoint.current_version()
+
+    def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:
+        """Hold a version (None: the current one) for the length of a call or of a rollout."""
+        return self.endpoint.lease(version)
+
+    # -- trajectories ------------------------------------------------------------------------------
+
+    def start_trajectory(
+        self, scenario: Scenario | str = "default", *, metadata: Mapping[str, Any] | None = None
+    ) -> str:
+        """Begin a trajectory and make it the current one of this context; returns its id.
+
+        Trajectories of one scenario are compared with each other in training.
+        """
+        rollout = Rollout(
+            Scenario(id=scenario) if isinstance(scenario, str) else scenario,
+            sink=self.sink,
+            metadata=metadata,
+            max_calls=self.config.rollout_length,
+        )
+        with self._lock:
+            self._open[rollout.id] = rollout
+        set_current_rollout(rollout)
+        return rollout.id
+
+    async def astart_trajectory(
+        self, scenario: Scenario | str = "default", *, metadata: Mapping[str, Any] | None = None
+    ) -> str:
+        """Begin a trajectory; see `start_trajectory`."""
+        return self.start_trajectory(scenario, metadata=metadata)
+
+    def rollout(self, trajectory_id: str) -> Rollout:
+        """The open trajectory with this id.
+
+        Raises:
+            UnknownTrajectoryError: it was never started here, or has ended.
+        """
+        with self._lock:
+            rollout = self._open.get(trajectory_id)
+            ended = self._ended.get(trajectory_id)
+        if rollout is not None:
+            return rollout
+        if ended is not None:
+            raise UnknownTrajectoryError(
+                f"trajectory {trajectory_id} has ended already ({ended}); start a new one"
+            )
+        raise UnknownTrajectoryError(
+            f"model {self.name!r} started no trajectory {trajectory_id!r}; start_trajectory() gives ids"
+        )
+
+    def end_trajectory(
+        self, trajectory_id: str, reward: float | None = None, *, failure: str | None = None
+    ) -> Trajectory:
+        """End a trajectory with its reward, or as failed.
+
+        Raises:
+            RewardError: neither a reward nor a failure was given, or the reward is not a finite number.
+                The trajectory then stays open, with all that it holds.
+            UnknownTrajectoryError: it was never started here, or has ended.
+        """
+        rollout = self.rollout(trajectory_id)
+        if (reward is None) == (failure is None):
+            raise RewardError(
+                f"trajectory {trajectory_id} needs either reward=<number> or failure='<why there is none>'"
+            )
+        ended = rollout.finish(reward) if failure is None else rollout.fail(Failure("exception", failure))
+        with self._lock:
+            del self._open[trajectory_id]
+            self._ended[trajectory_id] = ended.status
+            self._collected[trajectory_id] = ended
+        if current_rollout() is rollout:
+            set_current_rollout(None)
+        return ended
+
+    async def aend_trajectory(
+        self, trajectory_id: str, reward: float | None = None, *, failure: str | None = None
+    ) -> Trajectory:
+        """End a trajectory; see `end_trajectory`."""
+        return self.end_trajectory(trajectory_id, reward, failure=failure)
+
+    def get_trajectory(self, trajectory_id: str) -> Trajectory:
+        """A trajectory as it is now, open or ended.
+
+        Raises:
+            UnknownTrajectoryError: it was never started here.
+        """
+        with self._lock:
+            collected = self._collected.get(trajectory_id)
+            trained = collected is None and trajectory_id in self._ended
+        if collected is not None:
+            return collected
+        if trained:
+            return self._registered.trajectory(trajectory_id)
+        return self.rollout(trajectory_id).snapshot()
+
+    async def aget_trajectory(self, trajectory_id: str) -> Trajectory:
+        """A trajectory as it is now; see `get_trajectory`."""
+        return self.get_trajectory(trajectory_id)
+
+    # -- learning ----------------------------------------------------------------------------------
+
+    async def atrain(self, groups: Sequence[TrajectoryGroup] | None = None) -> "TrainReport":
+        """Learn from groups, or from the trajectories ended since the last call, and publish the result.
+
+        Without groups, every ``batch_size`` trajectories (in the order in which they ended) make one
+        optimizer step; within it, those of one scenario are compared with each other.
+
+        Raises:
+            NothingToTrainError: nothing was collected, or nothing of it can be trained.
+            RewardError: a trajectory that did not fail has no reward.
+        """
+        if groups is not None:
+            _check_scored(groups)
+            return await self._registered.atrain([groups])
+        with self._lock:
+            collected = list(self._collected.values())
+        if not collected:
+            raise NothingToTrainError(
+                f"model {self.name!r} has collected no trajectories since it was last trained: "
+                "end some with end_trajectory(id, reward=...), or pass groups"
+            )
+        size = self.config.batch_size
+        batches = [_by_scenario(collected[i : i + size]) for i in range(0, len(collected), size)]
+        report = await self._registered.atrain(batches)
+        with self._lock:
+            for trajectory in collected:
+                self._collected.pop(trajectory.id, None)
+        return report
+
+    def train(self, groups: Sequence[TrajectoryGroup] | None = None) -> "TrainReport":
+        """Learn and publish; see `atrain`."""
+        return run_sync(lambda: self.atrain(groups))
+
+    async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
+        """Learn to answer as given conversations do (supervised fine-tuning), and publish the result.
+
+        Args:
+            conversations: message lists in OpenAI's form, `Conversation`s, or trajectories.
+            options: ``batch_size``, ``steps``, ``learning_rate``; see `Trainer.sft`.
+        """
+        return await self._registered.asft(conversations, **options)
+
+    def sft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
+        """Supervised fine-tuning; see `asft`."""
+        return run_sync(lambda: self.asft(conversations, **options))
+
+    async def asave_lora_adapter(self, path: Path | str) -> Path:
+        """Write the trained adapter as an ordinary PEFT directory; returns it."""
+        directory = Path(path)
+        await self._registered.asave_adapter(directory)
+        return directory
+
+    def save_lora_adapter(self, path: Path | str) -> Path:
+        """Write the trained adapter; see `asave_lora_adapter`."""
+        return run_sync(lambda: self.asave_lora_adapter(path))
+
+
+def _check_scored(groups: Iterable[TrajectoryGroup]) -> None:
+    missing = [t.id for g in groups for t in g if t.reward is None and not t.failed]
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise RewardError(
+            f"{len(missing)} trajectories have no reward ({shown}): score them with with_reward(), "
+            "or end them as failed"
+        )
+
+
+def _by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
+    scenarios: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        scenarios.setdefault(trajectory.scenario.id, []).append(trajectory)
+    return [TrajectoryGroup(members[0].scenario, tuple(members)) for members in scenarios.values()]

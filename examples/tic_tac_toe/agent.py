@@ -1,0 +1,54 @@
+"""A tic-tac-toe agent as a LangGraph user writes it: a player node, an environment node, an edge back.
+
+Nothing here knows about training. The model is any LangChain chat model; hand it `ChatART` and every
+move is recorded with its exact tokens.
+"""
+
+from typing import TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import HumanMessage, SystemMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+
+from examples.tic_tac_toe.game import EMPTY, SCORES, SYSTEM, play, read_move, show
+
+
+class Game(TypedDict, total=False):
+    """The graph's state."""
+
+    opponent: int  # seed of the opponent's moves: the input
+    board: str
+    answer: str  # what the model said
+    answers: list[str]
+    outcome: str | None  # win, draw, loss, illegal
+
+
+def build_graph(llm: BaseChatModel) -> CompiledStateGraph:
+    """The agent around a chat model."""
+
+    async def player(game: Game) -> Game:
+        board = show(game.get("board", EMPTY))
+        reply = await llm.ainvoke([SystemMessage(SYSTEM), HumanMessage(board)])
+        return {"answer": reply.text, "answers": [*game.get("answers", []), reply.text]}
+
+    async def environment(game: Game) -> Game:
+        board = game.get("board", EMPTY)
+        square = read_move(game["answer"], board)
+        if square is None:
+            return {"board": board, "outcome": "illegal"}
+        board, outcome = play(board, square, game["opponent"])
+        return {"board": board, "outcome": outcome}
+
+    graph = StateGraph(Game)
+    graph.add_node("player", player)
+    graph.add_node("environment", environment)
+    graph.add_edge(START, "player")
+    graph.add_edge("player", "environment")
+    graph.add_conditional_edges("environment", lambda game: END if game.get("outcome") else "player")
+    return graph.compile()
+
+
+def score(game: Game) -> float:
+    """What a finished game is worth: win 1, draw 0.5, loss or illegal move 0."""
+    return SCORES[game["outcome"] or "illegal"]

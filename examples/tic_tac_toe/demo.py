@@ -1,0 +1,204 @@
+"""Watch a small language model learn tic-tac-toe inside a LangGraph graph, on a CPU.
+
+    python examples/tic_tac_toe/demo.py --seed 0
+
+Held-out games before; a warm start on a scripted random player's games, so that the model knows what
+a move looks like; then GRPO on its own games against a random opponent; the same held-out games after.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
+
+from art_core import EngineConfig, LocalBackend, LoRAConfig, TrainableModel, TrainConfig
+from art_core.types import Scenario, Trajectory, TrajectoryGroup
+from art_langgraph import ChatART, agather
+from examples.tic_tac_toe.agent import Game, build_graph, score
+from examples.tic_tac_toe.display import (
+    Evaluation,
+    TrainingStep,
+    as_json,
+    evaluations_table,
+    replay,
+    save_curves,
+    steps_table,
+)
+from examples.tic_tac_toe.game import SYSTEM, random_player_moves, show
+
+HELD_OUT = range(1_000_000, 1_000_200)
+"""Opponents that are never trained against."""
+
+
+def parse_options() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", help="hub name or directory; default: SmolLM2-135M-Instruct from PyPI")
+    parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
+    parser.add_argument("--seed", type=int, default=0, help="fixes scenarios, opponents and sampling seeds")
+    parser.add_argument("--deterministic", action="store_true", help="the same curve twice, slower")
+    parser.add_argument("--steps", type=int, default=24, help="GRPO steps")
+    parser.add_argument("--warm-steps", type=int, default=20, help="supervised steps before them")
+    parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
+    parser.add_argument("--group-size", type=int, default=16, help="games against each opponent")
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--held-out", type=int, default=len(HELD_OUT), help="games to evaluate on")
+    parser.add_argument("--out", type=Path, default=Path(".art"), help="where record and adapter go")
+    return parser.parse_args()
+
+
+def random_player_conversations(seed: int) -> list[list[dict[str, str]]]:
+    """What a player that takes any free square would have said."""
+    return [
+        [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": show(board)},
+            {"role": "assistant", "content": str(square)},
+        ]
+        for board, square in islice(random_player_moves(seed), 4096)
+    ]
+
+
+def outcomes(groups: Sequence[TrajectoryGroup]) -> list[str]:
+    """How the games of some groups ended."""
+    return [t.metadata["output"]["outcome"] for group in groups for t in group.scored]
+
+
+class Demo:
+    """One run of the demo."""
+
+    def __init__(self, options: argparse.Namespace, console: Console) -> None:
+        self.options = options
+        self.console = console
+        self.model = TrainableModel(
+            base_model=options.model or str(default_model()),
+            project="tic-tac-toe",
+            name=f"player-{time.strftime('%Y%m%d-%H%M%S')}-seed{options.seed}",
+            lora=LoRAConfig(rank=16, alpha=32),
+            train=TrainConfig(learning_rate=options.learning_rate, advantage_std=True, groups_per_update=4),
+            seed=options.seed,
+        )
+        self.graph = build_graph(ChatART(self.model, temperature=1.0, max_tokens=3))
+        self.steps: list[TrainingStep] = []
+        self.evaluations: list[Evaluation] = []
+
+    async def play(self, opponents: Sequence[int], group_size: int) -> list[TrajectoryGroup]:
+        """Play games against each opponent."""
+        scenarios = [Scenario(f"opponent-{o}", inputs={"opponent": o}) for o in opponents]
+
+        def reward(trajectory: Trajectory, game: Game) -> float:
+            return score(game)
+
+        return await agather(
+            self.graph,
+            scenarios,
+            group_size=group_size,
+            concurrency=256,
+            reward=reward,
+            model=self.model,
+            seed=self.options.seed,
+            progress=False,
+        )
+
+    async def evaluate(self, name: str) -> list[TrajectoryGroup]:
+        """Play the held-out games once."""
+        start = time.perf_counter()
+        with self.console.status(f"{self.options.held_out} held-out games, {name}"):
+            groups = await self.play(HELD_OUT[: self.options.held_out], 1)
+        rewards = [reward for group in groups for reward in group.rewards]
+        self.evaluations.append(Evaluation.of(name, outcomes(groups), rewards, time.perf_counter() - start))
+        self.console.print(evaluations_table(self.evaluations))
+        return groups
+
+    async def step(self, number: int) -> None:
+        """Play a batch of games, learn from it."""
+        options = self.options
+        first = 1000 * options.seed + number * options.opponents
+        start = time.perf_counter()
+        groups = await self.play(range(first, first + options.opponents), options.group_size)
+        played = time.perf_counter()
+        metrics = (await self.model.atrain(groups)).metrics
+        ended = outcomes(groups)
+        self.steps.append(
+            TrainingStep(
+                step=number + 1,
+                reward=metrics["reward_mean"],
+                illegal_rate=ended.count("illegal") / len(ended),
+                kl=metrics["kl_old_new"],
+                entropy=metrics["entropy"],
+                clip_fraction=metrics["clip_fraction"],
+                tokens=int(metrics["entries"]),
+                play_seconds=played - start,
+                train_seconds=time.perf_counter() - played,
+            )
+        )
+
+    async def run(self) -> None:
+        """The whole story."""
+        options, console, start = self.options, self.console, time.perf_counter()
+        engine = EngineConfig(kind=options.engine, deterministic=options.deterministic, max_model_len=512)
+        with console.status("loading the model"):
+            await self.model.aregister(LocalBackend(engine=engine, root=options.out))
+        async with self.model:
+            await self.evaluate("as it comes")
+            with console.status("warm start: supervised steps on a random player's games"):
+                await self.model.asft(
+                    random_player_conversations(options.seed),
+                    batch_size=64,
+                    steps=options.warm_steps,
+                    learning_rate=5e-4,
+                )
+            before = await self.evaluate("warm start")
+            with Live(steps_table([], options.steps), console=console, refresh_per_second=4) as live:
+                for number in range(options.steps):
+                    await self.step(number)
+                    live.update(steps_table(self.steps, options.steps))
+            after = await self.evaluate("trained")
+            self.finish(before, after, time.perf_counter() - start)
+            adapter = await self.model.asave_lora_adapter(options.out / self.model.name / "adapter")
+            console.print(f"adapter  {adapter}\nrecord   {options.out / 'tic-tac-toe.db'}")
+
+    def finish(
+        self, before: Sequence[TrajectoryGroup], after: Sequence[TrajectoryGroup], seconds: float
+    ) -> None:
+        """Curves, and two games replayed."""
+        out = self.options.out / self.model.name
+        out.mkdir(parents=True, exist_ok=True)
+        label = f"seed {self.options.seed}"
+        png, html = save_curves({label: (self.steps, self.evaluations)}, out, f"{seconds / 60:.1f} minutes")
+        result = {
+            "seed": self.options.seed,
+            "seconds": seconds,
+            **as_json(self.steps, self.evaluations),
+        }
+        (out / "result.json").write_text(json.dumps(result, indent=1))
+        for title, groups, wanted in (
+            ("before", before, ("illegal", "loss")),
+            ("after", after, ("win",)),
+        ):
+            games = [t.metadata["output"] for g in groups for t in g.scored]
+            game = next((g for o in wanted for g in games if g["outcome"] == o), games[0])
+            replay(self.console, title, game["answers"], game["opponent"], game["outcome"])
+        rise = self.evaluations[-1].score - self.evaluations[-2].score
+        self.console.print(f"mean score {rise:+.3f} since the warm start, in {seconds / 60:.1f} minutes")
+        self.console.print(f"curves   {png}\n         {html}")
+
+
+def default_model() -> Path:
+    """The small model from the package registry, prepared on first use."""
+    from examples.prepare_model import smollm2
+
+    return smollm2()
+
+
+if __name__ == "__main__":
+    asyncio.run(Demo(parse_options(), Console()).run())
