@@ -9,6 +9,7 @@ passes the guardrails becomes one step of the optimizer.
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -63,6 +64,20 @@ class Trainer:
             weight_decay=self.config.weight_decay,
             max_grad_norm=self.config.max_grad_norm,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on, beside the adapter and the configuration."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "sft_optimizer": self.sft_optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` said."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.sft_optimizer.load_state_dict(state["sft_optimizer"])
+        self.generator.set_state(state["generator"])
 
     def train(
         self,

@@ -1,0 +1,256 @@
+"""Checkpoints: everything that the next update depends on, on disk.
+
+Invariant: a directory named ``checkpoint-<version>`` is complete, or does not exist; a run resumed from
+it makes the same updates as one that was never interrupted, bit for bit on a CPU.
+
+A checkpoint is written to a temporary directory, synced and renamed. Its manifest
+(``checkpoint.json``) holds the checksum of every other file::
+
+    checkpoint-00000012/
+        adapter/            an ordinary PEFT directory
+        training.pt         optimizers, schedules, random generators
+        checkpoint.json     format, policy version, caller's state, base model, LoRA, checksums
+"""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from art_core.errors import CheckpointError
+from art_core.training.grpo import Trainer
+
+FORMAT = 1
+PREFIX = "checkpoint-"
+MANIFEST = "checkpoint.json"
+ADAPTER = "adapter"
+TRAINING_STATE = "training.pt"
+_WRITING = ".writing-"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that has been written or read.
+
+    Attributes:
+        directory: where it lies.
+        version: number of the policy version that it holds.
+        state: what the caller wanted kept: data position, anything that is JSON.
+    """
+
+    directory: Path
+    version: int
+    state: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def adapter_dir(self) -> Path:
+        """The adapter, as an ordinary PEFT directory."""
+        return self.directory / ADAPTER
+
+
+def save(root: Path, trainer: Trainer, *, version: int, state: Mapping[str, Any] | None = None) -> Checkpoint:
+    """Write a checkpoint under ``root``.
+
+    Args:
+        root: directory of a run's checkpoints; made when missing.
+        trainer: what is kept, with the random generators of torch, NumPy and Python.
+        version: number of the policy version that the adapter is.
+        state: kept as JSON for the caller.
+
+    Raises:
+        CheckpointError: there is a checkpoint of this version, the state is not JSON, or the disk
+            refuses. Earlier checkpoints are untouched in each case.
+    """
+    target = root / f"{PREFIX}{version:08d}"
+    if target.exists():
+        raise CheckpointError(f"{target} exists already; a policy version is written once")
+    try:
+        kept = json.dumps(dict(state or {}), sort_keys=True)
+    except (TypeError, ValueError) as unfit:
+        raise CheckpointError(f"{target}: the caller's state is not JSON: {unfit}") from unfit
+    scratch: Path | None = None
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_WRITING}{os.getpid()}-", dir=root))
+        _write(scratch, trainer, version, json.loads(kept))
+        scratch.rename(target)
+        _sync(root)
+    except OSError as refused:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+        raise CheckpointError(
+            f"cannot write {target}: {refused}. Earlier checkpoints are untouched; training goes on from "
+            "memory once there is room"
+        ) from refused
+    return Checkpoint(target, version, json.loads(kept))
+
+
+def load(directory: Path, trainer: Trainer) -> Checkpoint:
+    """Make a trainer go on from a checkpoint; random generators are set too.
+
+    Args:
+        directory: what `save` wrote.
+        trainer: of the same base model and LoRA; its settings may differ.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete, damaged, of a newer format, or of another
+            base model or LoRA. The trainer is then as it was.
+    """
+    manifest = _verified(directory)
+    _check_fits(directory, manifest, trainer)
+    path = directory / TRAINING_STATE
+    try:
+        training = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as unreadable:  # pickle, zip and torch each raise their own
+        raise CheckpointError(f"{path} cannot be read: {unreadable}") from unreadable
+    trainer.policy.load_adapter(directory / ADAPTER)
+    trainer.load_state_dict(training["trainer"])
+    _restore_generators(training["generators"])
+    return Checkpoint(directory, manifest["version"], manifest["state"])
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Complete checkpoints under ``root``, oldest first."""
+    found = [p for p in root.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdecimal() and p.is_dir()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix(PREFIX)))
+
+
+def latest(root: Path) -> Path | None:
+    """The newest complete checkpoint under ``root``; None when there is none."""
+    found = list_checkpoints(root)
+    return found[-1] if found else None
+
+
+def prune(root: Path, keep: int, versions: Collection[int] = ()) -> list[Path]:
+    """Delete all but the newest ``keep`` checkpoints and those of ``versions``; returns what is gone."""
+    gone = [
+        p for p in list_checkpoints(root)[: -keep or None] if int(p.name.removeprefix(PREFIX)) not in versions
+    ]
+    for directory in gone:
+        # Renamed first: a directory that is half deleted must not look like a checkpoint.
+        doomed = directory.with_name(f"{_WRITING}{os.getpid()}-{directory.name}")
+        directory.rename(doomed)
+        shutil.rmtree(doomed)
+    return gone
+
+
+def _write(scratch: Path, trainer: Trainer, version: int, state: Mapping[str, Any]) -> None:
+    with trainer.policy.lock:
+        trainer.policy.save_adapter(scratch / ADAPTER)
+        training = {"trainer": trainer.state_dict(), "generators": _generators()}
+        with (scratch / TRAINING_STATE).open("wb") as out:
+            torch.save(training, out)
+    files = sorted(p for p in scratch.rglob("*") if p.is_file())
+    manifest = {
+        "format": FORMAT,
+        "version": version,
+        "state": state,
+        "base_model": trainer.policy.base_model,
+        "base_fingerprint": trainer.policy.base_fingerprint(),
+        "lora": trainer.policy.lora.model_dump(mode="json"),
+        "checksums": {p.relative_to(scratch).as_posix(): _checksum(p) for p in files},
+    }
+    (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
+    for path in scratch.rglob("*"):
+        _sync(path)
+    _sync(scratch)
+
+
+def _verified(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files are all as they were written."""
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+        written = manifest["format"]
+    except (OSError, ValueError, KeyError, TypeError) as unreadable:
+        raise CheckpointError(f"{path} is missing or damaged: {unreadable}") from unreadable
+    if written != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {written}, this version reads {FORMAT}; use the version that wrote it"
+        )
+    for name, expected in manifest["checksums"].items():
+        file = directory / name
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing: the checkpoint is incomplete; use an earlier one")
+        found = _checksum(file)
+        if found != expected:
+            raise CheckpointError(
+                f"{file} is damaged: its sha256 is {found[:12]}..., {expected[:12]}... was written; use an "
+                "earlier checkpoint"
+            )
+    return manifest
+
+
+def _check_fits(directory: Path, manifest: Mapping[str, Any], trainer: Trainer) -> None:
+    if manifest["base_fingerprint"] != trainer.policy.base_fingerprint():
+        raise CheckpointError(
+            f"{directory} was trained on {manifest['base_model']!r}, whose weights are not those of "
+            f"{trainer.policy.base_model!r}"
+        )
+    written, ours = manifest["lora"], trainer.policy.lora.model_dump(mode="json")
+    differing = [
+        f"{k} is {written.get(k)!r} there, {v!r} here" for k, v in ours.items() if written.get(k) != v
+    ]
+    if differing:
+        raise CheckpointError(f"{directory} holds another adapter: LoRA {'; '.join(differing)}")
+
+
+def _generators() -> dict[str, Any]:
+    """States of the process's random generators, as plain values."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
+        "python": random.getstate(),
+    }
+
+
+def _restore_generators(states: Mapping[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(states["cuda"])
+    kind, keys, position, has_gauss, gauss = states["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    random.setstate(states["python"])
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(root: Path) -> None:
+    """Delete what a killed process had begun to write."""
+    for path in root.glob(f"{_WRITING}*"):
+        owner = path.name.removeprefix(_WRITING).partition("-")[0]
+        if not owner.isdecimal() or not _alive(int(owner)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
