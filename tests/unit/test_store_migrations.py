@@ -137,7 +137,7 @@ def test_a_migrated_store_keeps_a_repeated_message_once(old_store: Path) -> None
 def test_a_migration_that_fails_leaves_the_store_as_it_was(old_store: Path) -> None:
     with closing(sqlite3.connect(old_store)) as connection, connection:
         connection.execute("UPDATE steps SET messages = x'00' || CAST('no json' AS BLOB) WHERE id = 's-9'")
-    with pytest.raises(StoreError, match="from schema version 0001 .* is as it was: .*Expecting value"):
+    with pytest.raises(StoreError, match=r"from schema version 0001 .* is as it was: .*Expecting value"):
         Store.open("weather", old_store.parent)
     assert revision_of(old_store) == "0001"
     with closing(sqlite3.connect(old_store)) as connection:
