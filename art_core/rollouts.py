@@ -55,7 +55,7 @@ async def arun(
         rollout: fresh; it is the current rollout of everything that the agent does.
         reward: scores the trajectory once the agent has returned. LLM calls made by it belong to no rollout.
         timeout: seconds for the agent, and as many again for the reward function.
-        require_policy_calls: a rollout without one captured policy call fails. Turn off to trace agents
+        require_policy_calls: a rollout without one answered policy call fails. Turn off to trace agents
             whose models are not trained.
         executor: where sync functions run.
 
@@ -79,7 +79,7 @@ async def arun(
             return await _fail(rollout, "exception", str(error) or repr(error), error)
         if rollout.ended:
             return rollout.snapshot()
-        if require_policy_calls and not any(step.policy for step in rollout.steps):
+        if require_policy_calls and not any(step.policy and step.response for step in rollout.steps):
             return await _fail(rollout, "no_policy_calls", where_calls_went(rollout))
         keep_output(rollout, output)
         if reward is None:
@@ -180,7 +180,12 @@ def where_calls_went(rollout: Rollout) -> str:
     cached = sum("cache" in (step.untrainable or "") for step in steps)
     if cached and "cache_hits" not in faults:
         found.append(f"{cached} cache hits: {FAULTS['cache_hits']}")
-    others = Counter(step.model for step in steps if "cache" not in (step.untrainable or ""))
+    for step in steps:
+        if step.policy and step.error:
+            found.append(f"a call of {step.policy} got no answer: {step.error}")
+    others = Counter(
+        step.model for step in steps if not step.policy and "cache" not in (step.untrainable or "")
+    )
     for model, count in sorted(others.items()):
         found.append(f"{count} calls of {model!r}, which is no policy of ours")
     where = "; ".join(found) or (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
+from art_core.capture import superseded
 from art_core.errors import ConfigError
 from art_core.types import Step, Trajectory
 
@@ -183,20 +184,6 @@ def as_selection(train: Train) -> Selection:
 
 def _everything(step: Step) -> bool:
     return True
-
-
-def superseded(steps: Iterable[Step]) -> frozenset[str]:
-    """Ids of the steps that a later attempt of the same branch replaced.
-
-    Node retries, and resuming after an interrupt, run a node again under its namespace; what its earlier
-    attempts said had no effect on how the rollout ended.
-    """
-    steps = tuple(steps)
-    last: dict[str, int] = {}
-    for step in steps:
-        where = step.identity.namespace
-        last[where] = max(step.identity.attempt, last.get(where, 1))
-    return frozenset(s.id for s in steps if s.identity.attempt < last[s.identity.namespace])
 
 
 def why_not(step: Step) -> str | None:

@@ -10,9 +10,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from art_core.errors import RewardError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from art_core.views import TreeNode
 
 Message = Mapping[str, Any]
 """One chat message in OpenAI's wire format (``role``, ``content``, ``tool_calls``, ...)."""
@@ -257,6 +262,36 @@ class Trajectory:
         """Whether the rollout ended without being scorable."""
         return self.status is RolloutStatus.FAILED
 
+    # Views are imported when somebody looks: recording needs no console.
+
+    def messages(self, node: str | None = None) -> tuple[Message, ...]:
+        """What the models were given and said, each message once; of one node if it is named."""
+        from art_core.views import conversation
+
+        return conversation(self, node)
+
+    def tree(self) -> "TreeNode":
+        """Who called whom: the nodes, subgraphs and attempts, with the calls that each made."""
+        from art_core.views import call_tree
+
+        return call_tree(self)
+
+    def render(self, node: str | None = None, *, width: int = 80, color: bool = False) -> str:
+        """The rollout step by step as text for a terminal; of one node if it is named."""
+        from art_core.views import rendered, trajectory_view
+
+        return rendered(trajectory_view(self, node), width=width, color=color)
+
+    def __rich__(self) -> "RenderableType":
+        from art_core.views import trajectory_view
+
+        return trajectory_view(self)
+
+    def _repr_html_(self) -> str:
+        from art_core.views import trajectory_html
+
+        return trajectory_html(self)
+
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryGroup:
@@ -285,3 +320,19 @@ class TrajectoryGroup:
     def with_trajectories(self, trajectories: Sequence[Trajectory]) -> "TrajectoryGroup":
         """The same group with other members."""
         return replace(self, trajectories=tuple(trajectories))
+
+    def render(self, *, width: int = 80, color: bool = False) -> str:
+        """The members as a table, as text for a terminal."""
+        from art_core.views import group_view, rendered
+
+        return rendered(group_view(self), width=width, color=color)
+
+    def __rich__(self) -> "RenderableType":
+        from art_core.views import group_view
+
+        return group_view(self)
+
+    def _repr_html_(self) -> str:
+        from art_core.views import group_html
+
+        return group_html(self)

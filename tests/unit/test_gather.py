@@ -404,10 +404,12 @@ async def test_a_rollout_without_a_captured_policy_call_fails_and_says_where_the
                 say(tokens=None, policy=None, untrainable="answered by an LLM cache")
             case "other":
                 say(model="gpt-closed", policy=None)
+            case "down":
+                say(response=None, error="connection refused")
             case "none":
                 pass
 
-    scenarios = [Scenario(name) for name in ("thread", "cache", "other", "none")]
+    scenarios = [Scenario(name) for name in ("thread", "cache", "other", "down", "none")]
     groups = await agather(agent, scenarios, group_size=1, reward=lambda t: 0.0, min_group_size=0)
     failures = {g.scenario.id: g.trajectories[0].failure for g in groups}
     assert {f.cause for f in failures.values()} == {"no_policy_calls"}
@@ -416,6 +418,7 @@ async def test_a_rollout_without_a_captured_policy_call_fails_and_says_where_the
     assert "copy_context" in failures["thread"].message
     assert "cache hits" in failures["cache"].message
     assert "1 calls of 'gpt-closed'" in failures["other"].message
+    assert "agent@0 got no answer: connection refused" in failures["down"].message
     assert "no LLM call at all" in failures["none"].message
 
 

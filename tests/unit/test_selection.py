@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from art_core.capture import superseded
 from art_core.errors import ConfigError
 from art_core.selection import (
     NOT_SELECTED,
@@ -19,7 +20,6 @@ from art_core.selection import (
     choose,
     returns,
     step_reward,
-    superseded,
 )
 from art_core.types import (
     Failure,
