@@ -12,18 +12,21 @@ import logging
 import threading
 import time
 import uuid
+import weakref
 from collections import Counter
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from art_core.errors import UnknownTrajectoryError
 from art_core.types import Failure, RolloutStatus, Scenario, Step, Trajectory, check_reward
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Sink(Protocol):
@@ -124,7 +127,10 @@ class Rollout:
         self._executions: dict[str, _Executions] = {}
         self._calls = 0
         self._ended: Trajectory | None = None
+        self._held = ExitStack()
+        self._holds: dict[str, Any] = {}
         self._begun = self._sink.begin(self._snapshot())
+        _open[self.id] = self
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -186,6 +192,13 @@ class Rollout:
             self._faults[kind] += 1
             return self._faults[kind]
 
+    def hold(self, key: str, acquire: Callable[[], AbstractContextManager[T]]) -> T:
+        """Enter a context once under this key, and leave it when the rollout ends; returns what it gave."""
+        with self._lock:
+            if key not in self._holds:
+                self._holds[key] = self._held.enter_context(acquire())
+            return self._holds[key]
+
     @property
     def steps(self) -> tuple[Step, ...]:
         """What has been recorded so far, in the order in which the calls started."""
@@ -232,16 +245,14 @@ class Rollout:
         ended = self._ending(status, reward, failure)
         self._begun.result()
         self._sink.end(ended).result()
-        with self._lock:
-            self._ended = ended
+        self._settle(ended)
         return ended
 
     async def _aend(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
         ended = self._ending(status, reward, failure)
         await _settled(self._begun)
         await _settled(self._sink.end(ended))
-        with self._lock:
-            self._ended = ended
+        self._settle(ended)
         return ended
 
     def _ending(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
@@ -251,6 +262,12 @@ class Rollout:
                     f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
                 )
         return self._snapshot(status, reward, failure)
+
+    def _settle(self, ended: Trajectory) -> None:
+        with self._lock:
+            self._ended = ended
+        _open.pop(self.id, None)
+        self._held.close()
 
     def _snapshot(
         self,
@@ -279,6 +296,19 @@ class Rollout:
 
 
 _current: ContextVar[Rollout | None] = ContextVar("art_rollout", default=None)
+
+
+_open: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
+
+
+def open_rollouts() -> tuple[Rollout, ...]:
+    """The rollouts of this process that have not ended."""
+    return tuple(_open.values())
+
+
+def open_rollout(rollout_id: str) -> Rollout | None:
+    """The rollout of this process with this id, if it has not ended."""
+    return _open.get(rollout_id)
 
 
 def current_rollout() -> Rollout | None:

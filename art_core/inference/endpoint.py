@@ -113,3 +113,8 @@ class StaticEndpoint:
 
     def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:  # noqa: D102
         return self._leases.lease(version or self._version)
+
+
+def served_name(endpoint: PolicyEndpoint, version: PolicyVersion) -> str:
+    """The name to send as ``model``: servers that somebody else runs may know a policy by another name."""
+    return endpoint.served_name if isinstance(endpoint, StaticEndpoint) else version.name

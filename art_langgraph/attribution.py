@@ -1,0 +1,73 @@
+"""Which rollout a call belongs to, and keeping its steps there.
+
+Invariant: a call is kept in the rollout that made it, or counted as unattributed in every rollout that
+might have; recording never raises into the graph, and what it cannot do is counted and said.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from art_core.recording import Rollout, current_rollout, open_rollout, open_rollouts
+from art_core.types import Step
+from art_langgraph.identity import Run
+
+logger = logging.getLogger(__name__)
+
+_said: set[str] = set()
+
+
+def rollout_of(run: Run | None) -> Rollout | None:
+    """The rollout that the call being made here belongs to.
+
+    In this order: the current one of this context; the one that the run's metadata names (a thread that
+    was given the node's config, but not its context); the only one that is open.
+    """
+    if (rollout := current_rollout()) is not None:
+        return rollout
+    named = run.metadata.get("rollout_id") if run is not None else None
+    if isinstance(named, str) and (rollout := open_rollout(named)) is not None:
+        return rollout
+    candidates = open_rollouts()
+    if len(candidates) != 1:
+        return None
+    candidates[0].count_fault("adopted_calls")
+    return candidates[0]
+
+
+def keep(rollout: Rollout | None, policy: str, steps: Callable[[str], Sequence[Step]]) -> None:
+    """Keep the steps of a call (made for a rollout's id) in its rollout, or count it as unattributed."""
+    if rollout is None:
+        _count_unattributed(policy)
+        return
+    try:
+        for step in steps(rollout.id):
+            rollout.submit(step).add_done_callback(partial(_check, rollout, step))
+    except Exception:
+        # A fault of capture must not become one of the graph; it is counted where it can be seen.
+        rollout.count_fault("capture_errors")
+        logger.exception("rollout %s: a call of %s could not be recorded", rollout.id, policy)
+
+
+def _check(rollout: Rollout, step: Step, done: Future[None]) -> None:
+    if not done.cancelled() and (error := done.exception()) is not None:
+        rollout.count_fault("lost_steps")
+        logger.error("rollout %s: step %s could not be stored: %s", rollout.id, step.id, error)
+
+
+def _count_unattributed(policy: str) -> None:
+    candidates = open_rollouts()
+    for rollout in candidates:
+        rollout.count_fault("unattributed_calls")
+    if not candidates or policy in _said:
+        return  # nobody is recording: an ordinary call
+    _said.add(policy)
+    logger.warning(
+        "a call of the policy %r was made where its rollout is not known, while %d rollouts are open: it is "
+        "not recorded. A thread that an agent starts by itself has no context; start it with "
+        "contextvars.copy_context().run, use LangChain's runnables, or pass the node's config on. "
+        "(Counted as unattributed_calls; said once.)",
+        policy,
+        len(candidates),
+    )
