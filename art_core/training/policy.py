@@ -165,9 +165,10 @@ class PeftPolicy:
     def end_token_ids(self) -> frozenset[int]:
         """The tokenizer's end token and those of the model's generation settings."""
         settings = getattr(self._causal_lm, "generation_config", None)
-        listed = getattr(settings, "eos_token_id", None)
-        ids = {*listed} if isinstance(listed, list) else {listed}
-        return frozenset(i for i in {*ids, self.tokenizer.eos_token_id} if isinstance(i, int))
+        listed: Any = getattr(settings, "eos_token_id", None)
+        ids: list[Any] = [*listed] if isinstance(listed, list) else [listed]
+        ids.append(self.tokenizer.eos_token_id)
+        return frozenset(i for i in ids if isinstance(i, int))
 
     @property
     def base_model(self) -> str:  # noqa: D102

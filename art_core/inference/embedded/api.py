@@ -140,14 +140,14 @@ class _Api:
         room = limit - prompt_tokens
         if room < 1:
             raise InvalidParameterError(
-                f"the prompt has {prompt_tokens} tokens, and max_model_len is {limit}, which must hold prompt "
-                "and completion; shorten the messages or raise EngineConfig.max_model_len",
+                f"the prompt has {prompt_tokens} tokens, but prompt and completion together must fit into "
+                f"max_model_len={limit}; shorten the messages or raise EngineConfig.max_model_len",
                 "messages",
             )
         asked = wanted.completion_limit
         if asked is not None and asked > room:
             raise InvalidParameterError(
-                f"max_tokens={asked} and a prompt of {prompt_tokens} tokens are more than max_model_len={limit}; "
+                f"max_tokens={asked} after a prompt of {prompt_tokens} tokens exceeds max_model_len={limit}; "
                 f"at most {room} tokens are left for the completion",
                 "max_tokens" if wanted.max_completion_tokens is None else "max_completion_tokens",
             )

@@ -177,33 +177,37 @@ class Runner:
 
 
 class _PoolCache(Cache):
+    """All layers; models see transformers' cache, the runner says what they read and write."""
+
     def __init__(self) -> None:
-        super().__init__(layers=[], layer_class_to_replicate=None)
+        super().__init__(layers=[])
+        self._pools: list[_PoolLayer] = []
         self._capacity = 0
         self._write = torch.empty(0)
         self._read = torch.empty(0)
 
     def grow(self, capacity: int) -> None:
         self._capacity = capacity
-        for layer in self.layers:
-            layer.grow(capacity)
+        for pool in self._pools:
+            pool.grow(capacity)
 
     def point(self, write: torch.Tensor, read: torch.Tensor) -> None:
         self._write, self._read = write, read
-        for layer in self.layers:
-            self._aim(layer)
+        for pool in self._pools:
+            self._aim(pool)
 
-    def _aim(self, layer: Any) -> None:
-        layer.write = self._write
-        layer.read = self._read.flatten()
-        layer.shape = tuple(self._read.shape)
+    def _aim(self, pool: _PoolLayer) -> None:
+        pool.write = self._write
+        pool.read = self._read.flatten()
+        pool.shape = (self._read.shape[0], self._read.shape[1])
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        while len(self.layers) <= layer_idx:
-            layer = _PoolLayer()
-            layer.grow(self._capacity)
-            self._aim(layer)
-            self.layers.append(layer)
-        return self.layers[layer_idx].update(key_states, value_states)
+        while len(self._pools) <= layer_idx:
+            pool = _PoolLayer()
+            pool.grow(self._capacity)
+            self._aim(pool)
+            self._pools.append(pool)
+            self.layers.append(pool)
+        return self._pools[layer_idx].update(key_states, value_states)
