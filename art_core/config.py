@@ -118,6 +118,9 @@ class EngineConfig(Settings):
     enforce_eager: bool = Field(
         default=False, description="vLLM: no CUDA graphs, quicker to start, slower after"
     )
+    max_loras: int = Field(
+        default=4, ge=1, description="vLLM: versions answering at one moment; at least staleness + 2"
+    )
     start_timeout: float = Field(default=600.0, gt=0, description="seconds until a server must answer")
     python: Path | None = Field(default=None, description="vLLM: interpreter of another environment")
     extra_args: tuple[str, ...] = Field(

