@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,8 @@ from art_core.store import RunState, Store
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
-    from art_core.training.report import TrainReport
     from art_core.training.policy import PeftPolicy
+    from art_core.training.report import TrainReport
 
 logger = logging.getLogger(__name__)
 
@@ -204,9 +205,9 @@ class LocalRegistration:
         last = checkpoints.latest(self._directory)
         adapter: Path | None = None
         if last is not None:
-            state = await asyncio.to_thread(checkpoints.load, last, self._trainer)
-            self._version = PolicyVersion(self.name, state.version)
-            adapter = last / "adapter"
+            checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
+            self._version = PolicyVersion(self.name, checkpoint.version)
+            adapter = checkpoint.adapter_dir
             logger.info("model %s goes on from version %s", self.name, self._version)
         await self.engine.start()
         try:
@@ -242,8 +243,8 @@ class LocalRegistration:
             try:
                 report = await asyncio.to_thread(train)
                 for event in report.events:
-                    self.store.add_event(self._run, event.kind, event.message, event.data)
-                if report.metrics["updates"]:
+                    self.store.add_event(self._run, event.kind, event.message, asdict(event))
+                if report.updated:
                     await self._publish()
             finally:
                 await self.engine.resume()
@@ -257,8 +258,8 @@ class LocalRegistration:
         checkpoint = await asyncio.to_thread(
             checkpoints.save, self._directory, self._trainer, version=version.number
         )
-        await self.engine.publish(version, checkpoint / "adapter")
-        self.store.add_version(version, checkpoint / "adapter", run_id=self._run)
+        await self.engine.publish(version, checkpoint.adapter_dir)
+        self.store.add_version(version, checkpoint.adapter_dir, run_id=self._run)
         self._version = version
         for old in self.engine.versions():
             if version.number - old.number >= SERVED_VERSIONS and not self._leases.held(old):
