@@ -3,9 +3,9 @@
 Invariant: the result's order and every member's seed depend on the scenarios alone, never on timing;
 when `agather` returns or raises, none of its rollouts is still running.
 
-Data flow: scenarios -> jobs (scenario, member) -> ``concurrency`` runners, each of which makes a
-`Rollout`, runs the agent in it and scores it -> groups in the scenarios' order -> groups that are too
-small are set aside.
+Data flow: scenarios -> jobs (scenario, member) -> a `Plan` for each attempt, of which a `Runner` (this
+process, or `art_core.workers`) runs ``concurrency`` at a time -> groups in the scenarios' order -> groups
+that are too small are set aside.
 """
 
 import asyncio
@@ -19,11 +19,10 @@ from typing import Any
 
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.progress import ProgressReport, report_progress
-from art_core.recording import Rollout, Sink, new_id
-from art_core.rollouts import Agent, arun
-from art_core.scoring import RewardFunction, wants_output
+from art_core.recording import Sink, new_id
+from art_core.rollouts import Agent, InProcess, Plan, Runner, Terms
+from art_core.scoring import RewardFunction
 from art_core.sync import run_sync
-from art_core.threads import ElasticThreads
 from art_core.types import Scenario, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -127,55 +126,73 @@ async def agather(
         RewardError: the reward function takes the wrong arguments.
         StoreError: the sink cannot keep what happens.
     """
+    terms = Terms(reward, timeout, require_policy_calls, sink)
+    return await agather_on(
+        InProcess(agent, terms),
+        scenarios,
+        group_size=group_size,
+        concurrency=concurrency,
+        retries=retries,
+        on_failure=on_failure,
+        min_group_size=min_group_size,
+        max_calls=max_calls,
+        seed=seed,
+        metadata=metadata,
+        progress=progress,
+    )
+
+
+async def agather_on(
+    runner: Runner,
+    scenarios: Iterable[Scenario],
+    *,
+    group_size: int,
+    concurrency: int = 64,
+    retries: int = 0,
+    on_failure: OnFailure | str = OnFailure.DROP_TRAJECTORY,
+    min_group_size: int | None = None,
+    max_calls: int | None = None,
+    seed: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+    progress: bool | ProgressReport = True,
+) -> Gathered:
+    """`agather` for rollouts that a runner runs, here or in other processes; same options and errors."""
     policy = _failure_policy(on_failure)
     needed = _min_group_size(min_group_size, group_size)
     for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0)):
         if value < least:
             raise ConfigError(f"{name}={value}: expected at least {least}")
-    if timeout is not None and not timeout > 0:
-        raise ConfigError(f"timeout={timeout}: expected seconds above 0, or None for no limit")
-    if reward is not None:
-        wants_output(reward)
     tries = 1 + max(retries, int(policy is OnFailure.RETRY))
     given = list(scenarios)
     jobs = list(_jobs(given, group_size))
     ended: dict[tuple[int, int], Trajectory] = {}
     queue = iter(jobs)
-    executor = ElasticThreads("art-rollout")
+
+    async def run(job: _Job) -> Trajectory:
+        attempt = 0
+        while True:
+            attempt += 1
+            plan = Plan(
+                scenario=job.scenario,
+                group_id=job.group_id,
+                max_calls=max_calls,
+                metadata={
+                    **(metadata or {}),
+                    "seed": member_seed(job.scenario.id, job.member, seed, attempt, job.occurrence),
+                    "member": job.member,
+                    "attempt": attempt,
+                },
+            )
+            trajectory = await runner.run(plan)
+            if not trajectory.failed:
+                return trajectory
+            logger.info("%s", _describe(trajectory, attempt, tries))
+            if attempt == tries:
+                return trajectory
 
     with report_progress(progress, total=len(jobs)) as board:
 
-        async def run(job: _Job) -> Trajectory:
-            attempt = 0
-            while True:
-                attempt += 1
-                rollout = Rollout(
-                    job.scenario,
-                    sink=sink,
-                    group_id=job.group_id,
-                    max_calls=max_calls,
-                    metadata={
-                        **(metadata or {}),
-                        "seed": member_seed(job.scenario.id, job.member, seed, attempt, job.occurrence),
-                        "member": job.member,
-                        "attempt": attempt,
-                    },
-                )
-                trajectory = await arun(
-                    agent,
-                    rollout,
-                    reward=reward,
-                    timeout=timeout,
-                    require_policy_calls=require_policy_calls,
-                    executor=executor,
-                )
-                if not trajectory.failed:
-                    return trajectory
-                logger.info("%s", _describe(trajectory, attempt, tries))
-                if attempt == tries:
-                    return trajectory
-
-        async def runner() -> None:
+        async def work() -> None:
             for job in queue:
                 trajectory = await run(job)
                 if trajectory.failed and policy is OnFailure.FAIL_FAST:
@@ -186,9 +203,9 @@ async def agather(
                 board.ended(trajectory)
 
         try:
-            async with asyncio.TaskGroup() as runners:
+            async with asyncio.TaskGroup() as workers:
                 for _ in range(min(concurrency, len(jobs))):
-                    runners.create_task(runner())
+                    workers.create_task(work())
         except BaseExceptionGroup as broken:
             raise broken.exceptions[0] from None
 

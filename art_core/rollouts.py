@@ -8,13 +8,15 @@ reward function gave a finite number.
 import asyncio
 import json
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from art_core.recording import Rollout, recording, set_current_rollout
-from art_core.scoring import Reward, RewardFunction, score
+from art_core.errors import ConfigError
+from art_core.missing_calls import where_calls_went
+from art_core.recording import Rollout, Sink, new_id, recording, set_current_rollout
+from art_core.scoring import Reward, RewardFunction, score, wants_output
 from art_core.threads import ElasticThreads, call
 from art_core.types import Failure, RolloutStatus, Scenario, Trajectory
 
@@ -35,6 +37,91 @@ class _TimedOutError(Exception):
 
 class _CancelledItselfError(Exception):
     """The agent was cancelled, and not by us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A rollout that is to be run, in this process or in another.
+
+    Attributes:
+        rollout_id: what it will be called.
+        metadata: kept with the trajectory; ``seed``, ``member`` and ``attempt`` among it.
+        max_calls: most policy calls.
+    """
+
+    scenario: Scenario
+    group_id: str | None = None
+    rollout_id: str = field(default_factory=partial(new_id, "t"))
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    max_calls: int | None = None
+
+    def begin(self, sink: Sink | None) -> Rollout:
+        """The rollout, begun."""
+        return Rollout(
+            self.scenario,
+            sink=sink,
+            group_id=self.group_id,
+            rollout_id=self.rollout_id,
+            metadata=self.metadata,
+            max_calls=self.max_calls,
+        )
+
+
+class Runner(Protocol):
+    """Runs planned rollouts; may be asked for many at the same time."""
+
+    async def run(self, plan: Plan) -> Trajectory:
+        """Run one to its end; cancelling this ends it as cancelled."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds for every rollout of a batch; the options are those of `arun`."""
+
+    reward: RewardFunction | None = None
+    timeout: float | None = None
+    require_policy_calls: bool = True
+    sink: Sink | None = None
+
+    def check(self) -> None:
+        """Look at the terms before anything runs.
+
+        Raises:
+            ConfigError: the timeout is out of range.
+            RewardError: the reward function takes the wrong arguments.
+        """
+        if self.timeout is not None and not self.timeout > 0:
+            raise ConfigError(f"timeout={self.timeout}: expected seconds above 0, or None for no limit")
+        if self.reward is not None:
+            wants_output(self.reward)
+
+
+class InProcess:
+    """Runs rollouts here, on the running event loop.
+
+    Args:
+        agent: what to run.
+        terms: what holds for all rollouts.
+    """
+
+    def __init__(self, agent: Agent, terms: Terms) -> None:
+        terms.check()
+        self._agent = agent
+        self._terms = terms
+        self._executor = ElasticThreads("art-rollout")
+
+    async def run(self, plan: Plan) -> Trajectory:
+        """Run one to its end."""
+        terms = self._terms
+        return await arun(
+            self._agent,
+            plan.begin(terms.sink),
+            reward=terms.reward,
+            timeout=terms.timeout,
+            require_policy_calls=terms.require_policy_calls,
+            executor=self._executor,
+        )
 
 
 async def arun(
@@ -159,40 +246,3 @@ def keep_output(rollout: Rollout, output: object) -> None:
     except (TypeError, ValueError, RecursionError):
         return
     rollout.metadata["output"] = output
-
-
-FAULTS: Mapping[str, str] = {
-    "unattributed_calls": "made where the rollout is not known, such as a thread that the agent started by "
-    "itself (start it in a copy of the context: contextvars.copy_context().run)",
-    "cache_hits": "answered by an LLM cache without asking the policy (turn the cache off for rollouts)",
-    "late_steps": "ended after the agent had returned (await background work before returning)",
-}
-"""What each kind of fault means for who looks for their calls."""
-
-
-def where_calls_went(rollout: Rollout) -> str:
-    """Say why a rollout holds no call of a policy, as far as capture can tell."""
-    steps = rollout.steps
-    found: list[str] = []
-    faults = rollout.snapshot().faults
-    for kind, count in sorted(faults.items()):
-        found.append(f"{count} {kind.replace('_', ' ')}: {FAULTS.get(kind, 'counted by capture')}")
-    cached = sum("cache" in (step.untrainable or "") for step in steps)
-    if cached and "cache_hits" not in faults:
-        found.append(f"{cached} cache hits: {FAULTS['cache_hits']}")
-    for step in steps:
-        if step.policy and step.error:
-            found.append(f"a call of {step.policy} got no answer: {step.error}")
-    others = Counter(
-        step.model for step in steps if not step.policy and "cache" not in (step.untrainable or "")
-    )
-    for model, count in sorted(others.items()):
-        found.append(f"{count} calls of {model!r}, which is no policy of ours")
-    where = "; ".join(found) or (
-        "capture saw no LLM call at all: does the agent call a model that is recorded, and does it pass on "
-        "its config (callbacks=[] silences handlers)?"
-    )
-    return (
-        f"no call of the policy was captured ({where}). To trace agents whose models are not trained, "
-        "give require_policy_calls=False"
-    )
