@@ -11,7 +11,6 @@ import asyncio
 import socket
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +25,7 @@ from art_core.inference.gateway_sessions import Sessions
 from art_core.inference.gateway_upstream import Upstream
 from art_core.recording import Rollout, Sink
 
-_START_SECONDS = 30.0
+_BACKLOG = 4096
 _STOP_SECONDS = 5
 
 
@@ -62,7 +61,7 @@ class Gateway:
         self._port = port
         self._max_connections = max_connections
         self._api_key = api_key
-        self.completions = completions or CompletionLog()
+        self.completions = CompletionLog() if completions is None else completions
         if sink is None and self._endpoint is not None:
             sink = self._endpoint.sink
         self._sessions = Sessions(sink)
@@ -75,39 +74,11 @@ class Gateway:
         """Listen; returns once it answers.
 
         Raises:
-            EngineError: the address cannot be listened on, or nothing came up in time.
+            EngineError: the address cannot be listened on.
         """
         if self._thread is not None:
             return self
-        ready: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._serve(ready)), name="art-gateway", daemon=True
-        )
-        self._thread.start()
-        try:
-            ready.result(_START_SECONDS)
-        except TimeoutError as silent:
-            raise EngineError(f"the gateway did not come up on {self._host}:{self._port}") from silent
-        except OSError as taken:
-            self._thread = None
-            raise EngineError(
-                f"the gateway cannot listen on {self._host}:{self._port} ({taken.strerror}); "
-                "choose another port, or 0 for any"
-            ) from taken
-        return self
-
-    async def _serve(self, ready: "Future[None]") -> None:
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        # The protocol is named because asyncio sends small packets at once (TCP_NODELAY) only where it is.
-        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind((self._host, self._port))
-        except OSError as taken:
-            listening.close()
-            ready.set_exception(taken)
-            return
-        self._port = listening.getsockname()[1]
+        listening = self._listen()
         upstream = Upstream(self._servers, self._endpoint, max_connections=self._max_connections)
         app = GatewayApp(Proxy(upstream, self.completions), self._sessions, api_key=self._api_key)
         config = uvicorn.Config(
@@ -116,16 +87,44 @@ class Gateway:
             access_log=False,
             log_config=None,
             log_level="critical",  # a stream that the server cut ends without its end: no error of ours
-            backlog=4096,
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
-        self._server = uvicorn.Server(config)
-        listening.listen(4096)  # connections made from here on wait for the server
-        ready.set_result(None)
+        server = self._server = uvicorn.Server(config)
+
+        async def serve() -> None:
+            try:
+                await server.serve([listening])
+            finally:
+                await upstream.close()
+
+        def run() -> None:
+            with asyncio.Runner(
+                loop_factory=config.get_loop_factory()
+            ) as runner:  # uvloop where it is installed
+                runner.run(serve())
+
+        self._thread = threading.Thread(target=run, name="art-gateway", daemon=True)
+        self._thread.start()
+        return self
+
+    def _listen(self) -> socket.socket:
+        """A socket that takes connections from now on; they wait until the server is up."""
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        # The protocol is named because asyncio sends small packets at once (TCP_NODELAY) only where it is.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            await self._server.serve([listening])
-        finally:
-            await upstream.close()
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind((self._host, self._port))
+            listening.listen(_BACKLOG)
+        except OSError as taken:
+            listening.close()
+            raise EngineError(
+                f"the gateway cannot listen on {self._host}:{self._port} ({taken.strerror}); "
+                "choose another port, or 0 for any"
+            ) from taken
+        self._port = listening.getsockname()[1]
+        return listening
 
     def close(self) -> None:
         """Stop; calls under way are ended. Closing twice does nothing."""

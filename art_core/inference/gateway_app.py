@@ -67,7 +67,9 @@ class GatewayApp:
         self._proxy = proxy
         self._sessions = sessions
         self._api_key = api_key
-        self._app = Starlette(routes=self._routes(), exception_handlers={RefusalError: _refused, 404: _no_route, 405: _no_route})
+        self._app = Starlette(
+            routes=self._routes(), exception_handlers={RefusalError: _refused, 404: _no_route, 405: _no_route}
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""

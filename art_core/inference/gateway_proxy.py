@@ -325,8 +325,15 @@ async def _gone(receive: Receive) -> None:
 
 
 async def _write(send: Send, outbox: "asyncio.Queue[bytes | None]") -> None:
-    while (chunk := await outbox.get()) is not None:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+    ended = False
+    while not ended:
+        chunks = [await outbox.get()]
+        while not outbox.empty():  # what came in one read goes out in one write
+            chunks.append(outbox.get_nowait())
+        ended = chunks[-1] is None
+        body = b"".join(chunk for chunk in chunks if chunk is not None)
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:

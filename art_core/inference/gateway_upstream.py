@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from art_core.errors import ArtError
-from art_core.inference.endpoint import PolicyEndpoint, StaticEndpoint
+from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.types import PolicyVersion
 
 CONNECT_SECONDS = 10.0
@@ -107,10 +107,7 @@ class Upstream:
                 version = held.enter_context(endpoint.lease(named))
             except ArtError as unserved:
                 raise RefusalError(404, str(unserved)) from unserved
-            if isinstance(endpoint, StaticEndpoint) and version == endpoint.current_version():
-                yield endpoint.served_name, version
-            else:
-                yield version.name, version
+            yield served_name(endpoint, version), version
 
     @asynccontextmanager
     async def post(

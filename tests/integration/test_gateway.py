@@ -1,0 +1,468 @@
+"""The gateway as its clients see it: stock OpenAI clients and bare HTTP, in front of a real HTTP server."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fakes.vllm_server import FakeVLLM, Reply, ToolCall, completion_ids, prompt_ids
+
+from art_core.errors import CaptureError, EngineError
+from art_core.inference.endpoint import StaticEndpoint, VersionLeases
+from art_core.inference.gateway import Gateway
+from art_core.inference.gateway_log import Completion, CompletionLog
+from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER, POLICY_HEADER
+from art_core.recording import NullSink, Sink
+from art_core.types import PolicyVersion, Step, StepIdentity
+
+HI = [{"role": "user", "content": "hi"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeVLLM]:
+    with FakeVLLM("hello there") as server:
+        yield server
+
+
+@pytest.fixture
+def gateway(fake: FakeVLLM) -> Iterator[Gateway]:
+    with Gateway(fake.base_url) as started:
+        yield started
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> openai.OpenAI:
+    return openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+
+
+def until(condition: Callable[[], Any], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.005)
+
+
+def only_step(completion: Completion) -> Step:
+    (step,) = completion.steps("t-1", StepIdentity())
+    return step
+
+
+# -- what clients see ----------------------------------------------------------------------------------
+
+
+def test_a_client_sees_the_answer_without_what_it_did_not_ask_for(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="m@3", messages=HI)
+    assert answer.choices[0].message.content == "hello there"
+    assert answer.choices[0].logprobs is None
+    assert not hasattr(answer.choices[0], "token_ids")
+    assert not hasattr(answer, "prompt_token_ids")
+
+
+def test_the_key_in_the_fingerprint_finds_the_exact_tokens(client: openai.OpenAI, gateway: Gateway) -> None:
+    answer = client.chat.completions.create(model="m@3", messages=HI, temperature=0.5)
+    completion = gateway.completions.take(str(answer.system_fingerprint))
+    step = only_step(completion)
+    assert step.tokens is not None
+    assert step.tokens.completion == completion_ids("hello there")
+    assert step.tokens.prompt == prompt_ids({"messages": HI})
+    assert step.policy == PolicyVersion("m", 3)
+    assert step.sampling == {"temperature": 0.5}
+    assert step.trainable
+
+
+def test_what_the_client_asked_for_by_itself_stays_in(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="m", messages=HI, logprobs=True, extra_body={"return_token_ids": True}
+    )
+    assert answer.choices[0].logprobs is not None
+    assert answer.choices[0].token_ids == list(completion_ids("hello there"))  # type: ignore[attr-defined]
+
+
+def test_a_completion_is_handed_out_once(client: openai.OpenAI, gateway: Gateway) -> None:
+    key = str(client.chat.completions.create(model="m", messages=HI).system_fingerprint)
+    gateway.completions.take(key)
+    with pytest.raises(CaptureError, match=f"{key} was handed out already"):
+        gateway.completions.take(key)
+
+
+async def test_the_async_client_streams_through_the_gateway(gateway: Gateway) -> None:
+    async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="none") as client:
+        stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
+        chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "hello there"
+    (key,) = {c.system_fingerprint for c in chunks}
+    step = only_step(gateway.completions.take(str(key)))
+    assert step.tokens is not None
+    assert step.tokens.completion == completion_ids("hello there")
+    assert step.message() == "hello there"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tool_calls_and_reasoning_come_with_all_their_tokens(
+    fake: FakeVLLM, gateway: Gateway, client: openai.OpenAI, stream: bool
+) -> None:
+    """C03."""
+    reply = Reply("on it", (ToolCall("weather", '{"city": "Paris"}'),), reasoning="where?")
+    fake.script(reply)
+    answer = client.chat.completions.create(
+        model="m", messages=HI, tools=[WEATHER], stream=stream,
+        **({"stream_options": {"include_usage": True}} if stream else {}),
+    )  # type: ignore[call-overload]  # fmt: skip
+    last = list(answer)[-1] if stream else answer
+    step = only_step(gateway.completions.take(last.system_fingerprint))
+    assert step.tokens is not None
+    assert step.tokens.completion == completion_ids(reply)
+    assert len(step.tokens.completion) == last.usage.completion_tokens
+    assert step.response is not None
+    assert step.response["reasoning_content"] == "where?"
+    assert step.response["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+
+
+def test_malformed_tool_arguments_are_kept_as_they_were_sampled(
+    fake: FakeVLLM, gateway: Gateway, client: openai.OpenAI
+) -> None:
+    """C08."""
+    fake.script(ToolCall("weather", '{"city": '))
+    answer = client.chat.completions.create(model="m", messages=HI, tools=[WEATHER])
+    step = only_step(gateway.completions.take(str(answer.system_fingerprint)))
+    assert step.response is not None
+    assert step.response["tool_calls"][0]["function"]["arguments"] == '{"city": '
+    assert step.trainable
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_each_choice_of_n_is_a_step_of_one_call(
+    fake: FakeVLLM, gateway: Gateway, client: openai.OpenAI, stream: bool
+) -> None:
+    fake.script(lambda request: ["first", "second", "third"])
+    answer = client.chat.completions.create(model="m", messages=HI, n=3, stream=stream)
+    last = list(answer)[-1] if stream else answer
+    steps = gateway.completions.take(last.system_fingerprint).steps("t-1", StepIdentity())
+    assert [s.message() for s in steps] == ["first", "second", "third"]
+    assert [s.choice for s in steps] == [0, 1, 2]
+    assert len({s.call_id for s in steps}) == 1
+    assert [s.tokens.completion for s in steps if s.tokens] == [completion_ids(s.message()) for s in steps]
+
+
+def test_plain_completions_are_captured_too(client: openai.OpenAI, gateway: Gateway) -> None:
+    answer = client.completions.create(model="m@1", prompt="once")
+    assert answer.choices[0].text == "hello there"
+    assert answer.choices[0].logprobs is None
+    step = only_step(gateway.completions.take(str(answer.system_fingerprint)))
+    assert step.tokens is not None
+    assert step.tokens.completion == completion_ids("hello there")
+    assert step.trainable
+
+
+def test_models_and_health_are_the_servers_own(gateway: Gateway) -> None:
+    assert httpx.get(f"{gateway.base_url}/models").json()["object"] == "list"
+    assert httpx.get(f"{gateway.url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"), [("messages", "ChatAnthropic"), ("responses", "use_responses_api=False")]
+)
+@pytest.mark.parametrize("prefix", ["", "/rollouts/t-1"])
+def test_other_vendors_routes_say_what_to_use(gateway: Gateway, prefix: str, path: str, hint: str) -> None:
+    answer = httpx.post(f"{gateway.url}{prefix}/v1/{path}", json={})
+    assert answer.status_code == 404
+    assert "/v1/chat/completions" in answer.json()["error"]["message"]
+    assert hint in answer.json()["error"]["message"]
+
+
+def test_an_unknown_route_says_which_there_are(gateway: Gateway) -> None:
+    answer = httpx.get(f"{gateway.url}/v2/chat")
+    assert answer.status_code == 404
+    assert "POST /v1/chat/completions" in answer.json()["error"]["message"]
+
+
+def test_a_body_that_is_no_json_object_is_refused(gateway: Gateway) -> None:
+    answer = httpx.post(f"{gateway.base_url}/chat/completions", content=b"[1, 2")
+    assert answer.status_code == 400
+    assert "JSON object" in answer.json()["error"]["message"]
+
+
+def test_a_gateway_with_an_api_key_answers_nobody_without_it(fake: FakeVLLM) -> None:
+    with Gateway(fake.base_url, api_key="secret") as gateway:
+        assert httpx.get(f"{gateway.base_url}/models").status_code == 401
+        allowed = httpx.get(f"{gateway.base_url}/models", headers={"authorization": "Bearer secret"})
+        assert allowed.status_code == 200
+
+
+# -- versions ------------------------------------------------------------------------------------------
+
+
+class MovingPolicy:
+    """An endpoint whose current version the test moves."""
+
+    name = "agent"
+    api_key = "server-key"
+    sink: Sink = NullSink()
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self.number = 0
+        self.leases = VersionLeases()
+
+    def current_version(self) -> PolicyVersion:
+        return PolicyVersion(self.name, self.number)
+
+    def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:
+        return self.leases.lease(version or self.current_version())
+
+
+def test_the_plain_policy_name_means_the_version_that_is_current_at_the_call(fake: FakeVLLM) -> None:
+    """C06."""
+    policy = MovingPolicy(fake.base_url)
+    with Gateway(policy) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="client-key")
+        for policy.number in (0, 2):
+            answer = client.chat.completions.with_raw_response.create(model="agent", messages=HI)
+            assert answer.headers[POLICY_HEADER] == f"agent@{policy.number}"
+            assert answer.parse().model == f"agent@{policy.number}"
+            completion = gateway.completions.take(answer.headers[KEY_HEADER])
+            assert completion.policy == PolicyVersion("agent", policy.number)
+        assert client.chat.completions.create(model="agent@1", messages=HI).model == "agent@1"
+    assert [b["model"] for b in fake.bodies] == ["agent@0", "agent@2", "agent@1"]
+    assert fake.requests[0].headers["authorization"] == "Bearer server-key"
+
+
+def test_a_model_that_is_not_the_policy_is_passed_on_and_not_trained(fake: FakeVLLM) -> None:
+    with Gateway(MovingPolicy(fake.base_url)) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        answer = client.chat.completions.create(model="judge", messages=HI)
+        step = only_step(gateway.completions.take(str(answer.system_fingerprint)))
+    assert step.policy is None
+    assert step.untrainable == "judge is no policy of ours"
+
+
+def test_a_version_is_leased_until_the_server_has_answered_in_full(fake: FakeVLLM) -> None:
+    policy = MovingPolicy(fake.base_url)
+    version = policy.current_version()
+    going = threading.Event()
+
+    def slow(request: dict[str, Any]) -> str:
+        going.set()
+        return "hello there"
+
+    fake.script(slow)
+    fake.latency = 0.2
+    with Gateway(policy) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        call = threading.Thread(
+            target=client.chat.completions.create, kwargs={"model": "agent", "messages": HI}
+        )
+        call.start()
+        assert going.wait(5)
+        assert policy.leases.held(version) == 1
+        call.join()
+        assert policy.leases.held(version) == 0
+
+
+def test_a_static_endpoint_is_asked_by_the_name_that_it_serves(fake: FakeVLLM) -> None:
+    with Gateway(StaticEndpoint(fake.base_url, "qwen")) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        answer = client.chat.completions.create(model="qwen", messages=HI)
+        assert gateway.completions.take(str(answer.system_fingerprint)).policy == PolicyVersion("qwen", 0)
+    assert fake.bodies[0]["model"] == "qwen"
+
+
+def test_calls_go_to_the_least_busy_of_several_servers(fake: FakeVLLM) -> None:
+    fake.latency = 0.3
+    with FakeVLLM("other", latency=0.3) as other, Gateway([fake.base_url, other.base_url]) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        calls = [
+            threading.Thread(target=client.chat.completions.create, kwargs={"model": "m", "messages": HI})
+            for _ in range(4)
+        ]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join()
+        assert len(fake.bodies) == len(other.bodies) == 2
+
+
+# -- failures ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "status"), [("429", 429), ("500", 500)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_servers_refusal_comes_through_with_status_and_body(
+    fake: FakeVLLM, gateway: Gateway, kind: str, status: int, stream: bool
+) -> None:
+    fake.fail(1.0, [kind])
+    body = {"model": "m", "messages": HI, "stream": stream}
+    answer = httpx.post(f"{gateway.base_url}/chat/completions", json=body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"] in ("too many requests", "internal error")
+    completion = gateway.completions.take(answer.headers[KEY_HEADER])
+    assert completion.status == status
+    step = only_step(completion)
+    assert step.error is not None
+    assert f"HTTP {status}" in step.error
+    assert not step.trainable
+
+
+def test_a_server_that_is_down_is_named(client: openai.OpenAI) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        with Gateway(url) as gateway:
+            answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
+            assert answer.status_code == 502
+            assert f"the server at {url} did not answer" in answer.json()["error"]["message"]
+            assert httpx.get(f"{gateway.url}/health").status_code == 502
+
+
+def test_a_connection_that_is_dropped_before_the_answer_is_a_502(fake: FakeVLLM, gateway: Gateway) -> None:
+    fake.fail(1.0, ["drop"])
+    answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
+    assert answer.status_code == 502
+    assert fake.base_url in answer.json()["error"]["message"]
+
+
+def test_garbage_is_passed_on_as_it_is_and_marked(fake: FakeVLLM, gateway: Gateway) -> None:
+    fake.fail(1.0, ["garbage"])
+    answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
+    assert (answer.status_code, answer.content) == (200, b'{"choices": [{"message": ')
+    step = only_step(gateway.completions.take(answer.headers[KEY_HEADER]))
+    assert step.error is not None
+    assert "not a JSON object" in step.error
+    assert not step.trainable
+
+
+def test_a_cut_stream_is_cut_for_the_client_too_and_is_no_step_to_train(
+    fake: FakeVLLM, gateway: Gateway, client: openai.OpenAI
+) -> None:
+    fake.fail(1.0, ["cut_stream"])
+    answer = client.chat.completions.with_raw_response.create(model="m", messages=HI, stream=True)
+    with pytest.raises((openai.APIConnectionError, httpx.RemoteProtocolError)):
+        list(answer.parse())
+    step = only_step(gateway.completions.take(answer.headers[KEY_HEADER]))
+    assert step.error is not None
+    assert "the server cut the stream" in step.error
+    assert (step.tokens, step.response) == (None, None)
+
+
+def test_a_client_that_goes_away_ends_the_call_upstream(fake: FakeVLLM, gateway: Gateway) -> None:
+    fake.fail(1.0, ["stall"])
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI}, timeout=0.2)
+    until(lambda: fake.open_connections == 0)
+    until(lambda: len(gateway.completions) == 1)
+    completion = gateway.completions.take_oldest()
+    assert completion.error == CLIENT_GONE
+
+
+def test_a_client_that_goes_away_in_a_stream_ends_it_upstream(fake: FakeVLLM, gateway: Gateway) -> None:
+    fake.script("word " * 100)
+    fake.chunk_delay = 0.05
+    body = {"model": "m", "messages": HI, "stream": True}
+    with httpx.stream("POST", f"{gateway.base_url}/chat/completions", json=body) as answer:
+        next(answer.iter_raw())
+        assert fake.open_connections == 1
+    until(lambda: fake.open_connections == 0)
+    until(lambda: len(gateway.completions) == 1)
+    step = only_step(gateway.completions.take(answer.headers[KEY_HEADER]))
+    assert step.error == CLIENT_GONE
+    assert step.tokens is None
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(fake: FakeVLLM) -> None:
+    big = Reply("x" * 16_000_000, tokens=(1, 256))  # more than the sockets between them hold
+    fake.script(lambda request: big if request["messages"][0]["content"] == "big" else "small")
+    fake.chunk_tokens = 1_000_000
+    policy = MovingPolicy(fake.base_url)
+    with Gateway(policy, max_connections=1) as gateway:
+        body = {"model": "agent", "messages": [{"role": "user", "content": "big"}], "stream": True}
+        with httpx.stream("POST", f"{gateway.base_url}/chat/completions", json=body) as lazy:
+            client = openai.OpenAI(base_url=gateway.base_url, api_key="none", timeout=20)
+            answer = client.chat.completions.create(model="agent", messages=HI)
+            assert answer.choices[0].message.content == "small"
+            assert policy.leases.held(policy.current_version()) == 0
+            assert sum(len(data) for data in lazy.iter_raw()) > len(big.text)
+
+
+# -- load ----------------------------------------------------------------------------------------------
+
+
+def test_first_bytes_come_before_the_server_has_the_second(fake: FakeVLLM, gateway: Gateway) -> None:
+    fake.script("word " * 4)
+    fake.chunk_delay = 0.3
+    body = {"model": "m", "messages": HI, "stream": True}
+    with httpx.stream("POST", f"{gateway.base_url}/chat/completions", json=body) as answer:
+        chunks = answer.iter_raw()
+        began = time.monotonic()
+        next(chunks)
+        next(chunks)
+        second = time.monotonic() - began
+        for _ in chunks:
+            pass
+        assert second < (time.monotonic() - began) / 2
+
+
+async def test_more_calls_than_connections_wait_their_turn(fake: FakeVLLM) -> None:
+    """C44."""
+    fake.latency = 0.02
+    with Gateway(fake.base_url, max_connections=8) as gateway:
+        async with httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=30) as client:
+            body = {"model": "m", "messages": HI}
+            url = f"{gateway.base_url}/chat/completions"
+            answers = await asyncio.gather(*(client.post(url, json=body) for _ in range(100)))
+    assert {a.status_code for a in answers} == {200}
+    assert fake.max_connections <= 8
+
+
+def test_the_log_drops_the_oldest_and_says_so(fake: FakeVLLM) -> None:
+    with Gateway(fake.base_url, completions=CompletionLog(max_completions=2)) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        keys = [
+            str(client.chat.completions.create(model="m", messages=HI).system_fingerprint) for _ in range(3)
+        ]
+        assert gateway.completions.dropped == 1
+        with pytest.raises(CaptureError, match="was dropped unasked: at most 2 completions"):
+            gateway.completions.take(keys[0])
+        assert gateway.completions.take(keys[2]).error is None
+
+
+def test_the_log_is_bounded_in_bytes() -> None:
+    log = CompletionLog(max_bytes=1000)
+    for number in range(5):
+        log.put(a_completion(f"art-x-{number}", b"x" * 400))
+    assert len(log) == 2
+    assert log.dropped == 3
+
+
+def a_completion(key: str, response: bytes) -> Completion:
+    return Completion(
+        key=key, path="/chat/completions", request=b"{}", response=response, model="m", policy=None,
+        status=200, started_at=0.0, first_byte=None, duration=0.0,
+    )  # fmt: skip
+
+
+def test_a_completion_survives_the_way_to_another_process() -> None:
+    sent = a_completion("art-x-1", b"\xff garbage \x00")
+    assert Completion.from_json(sent.to_json()) == sent
+    with pytest.raises(CaptureError, match="no completion"):
+        Completion.from_json(json.dumps({"key": "k"}).encode())
+
+
+def test_a_port_in_use_is_an_error_that_says_so(gateway: Gateway) -> None:
+    with pytest.raises(EngineError, match=r"cannot listen on 127\.0\.0\.1:\d+ .*choose another port"):
+        Gateway("http://127.0.0.1:9/v1", port=int(gateway.url.rpartition(":")[2])).start()
+
+
+def test_closing_twice_does_nothing(fake: FakeVLLM) -> None:
+    gateway = Gateway(fake.base_url).start()
+    gateway.close()
+    gateway.close()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{gateway.url}/health")
