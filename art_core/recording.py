@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from art_core.errors import UnknownTrajectoryError
-from art_core.types import Failure, RolloutStatus, Scenario, Step, Trajectory, check_reward
+from art_core.types import Failure, RolloutStatus, Scenario, Span, Step, Trajectory, check_reward
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +122,7 @@ class Rollout:
         self._sink: Sink = sink or NullSink()
         self._lock = threading.Lock()
         self._steps: list[Step] = []
+        self._spans: list[Span] = []
         self._faults: Counter[str] = Counter()
         self._call_indices: Counter[tuple[str, int]] = Counter()
         self._executions: dict[str, _Executions] = {}
@@ -151,6 +152,11 @@ class Rollout:
                 logger.warning("rollout %s had ended when step %s arrived", self.id, step.id)
             self._steps.append(step)
         return self._sink.append(step)
+
+    def add_span(self, span: Span) -> None:
+        """Keep what a tracer saw; it goes to the sink with the end of the rollout."""
+        with self._lock:
+            self._spans.append(span)
 
     def next_call_index(self, namespace: str, attempt: int) -> int:
         """Number the calls of one branch and attempt: 0, 1, 2, ..."""
@@ -292,11 +298,14 @@ class Rollout:
                 failure=failure,
                 started_at=self.started_at,
                 duration=None if status is RolloutStatus.RUNNING else time.perf_counter() - self._clock,
+                spans=tuple(sorted(self._spans, key=lambda s: s.started_at)),
             )
 
 
-_current: ContextVar[Rollout | None] = ContextVar("art_rollout", default=None)
+_current: ContextVar[Rollout | None] = ContextVar("art_rollout")
 
+
+_UNSAID = object()
 
 _open: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
 
@@ -313,8 +322,17 @@ def open_rollout(rollout_id: str) -> Rollout | None:
 
 def current_rollout() -> Rollout | None:
     """The rollout that calls made here belong to."""
-    rollout = _current.get()
+    rollout = _current.get(None)
     return None if rollout is None or rollout.ended else rollout
+
+
+def context_is_known() -> bool:
+    """Whether this context says which rollout it belongs to, be it none (a judge's has none).
+
+    False where nothing was ever said: outside of rollouts, and in a thread that was started without a
+    copy of the context.
+    """
+    return _current.get(_UNSAID) is not _UNSAID
 
 
 def set_current_rollout(rollout: Rollout | None) -> None:

@@ -163,6 +163,43 @@ class Step:
         return content if isinstance(content, str) else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Something that the agent did: a node, a tool, a retriever, an LLM call; as a tracer sees it.
+
+    Attributes:
+        id: LangChain's run id.
+        kind: ``chain`` (graphs, nodes, runnables), ``llm``, ``tool`` or ``retriever``.
+        name: of the node, tool, model or runnable.
+        started_at: Unix time, seconds.
+        duration: seconds.
+        status: ``ok``, ``error``, ``interrupted`` (waits for a person) or ``cancelled`` (never ended).
+        parent_id: the span that it was part of.
+        node: LangGraph node name.
+        namespace: full ``langgraph_checkpoint_ns``.
+        attempt: of the node, as in `StepIdentity`.
+        inputs: what went in, as JSON can hold it.
+        outputs: what came out; the interrupts' values when it was interrupted.
+        error: the exception.
+        tags: LangChain tags in force.
+    """
+
+    id: str
+    kind: str
+    name: str
+    started_at: float
+    duration: float
+    status: str = "ok"
+    parent_id: str | None = None
+    node: str | None = None
+    namespace: str = ""
+    attempt: int = 1
+    inputs: Any = None
+    outputs: Any = None
+    error: str | None = None
+    tags: tuple[str, ...] = ()
+
+
 class RolloutStatus(StrEnum):
     """What became of a rollout."""
 
@@ -179,7 +216,8 @@ class Failure:
     """Why a rollout has no reward.
 
     Attributes:
-        cause: ``exception``, ``timeout``, ``cancelled``, ``no_policy_calls``, ``reward`` or ``judge``.
+        cause: ``exception``, ``timeout``, ``cancelled``, ``no_policy_calls``, ``reward``, ``judge``, or ``worker``
+            (the process that ran it died).
         message: what a person needs to read.
         error_type: qualified name of the exception's class, where there was one.
     """
@@ -218,6 +256,7 @@ class Trajectory:
         faults: what capture could not do, by kind, with its count (``unattributed_calls``, ...).
         started_at: Unix time, seconds.
         duration: seconds.
+        spans: what else was traced (nodes, tools, retrievers), in the order in which it started.
     """
 
     id: str
@@ -235,6 +274,7 @@ class Trajectory:
     failure: Failure | None = None
     started_at: float = 0.0
     duration: float | None = None
+    spans: tuple[Span, ...] = ()
 
     def __post_init__(self) -> None:
         if self.reward is not None:
