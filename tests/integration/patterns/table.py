@@ -34,7 +34,7 @@ def tool(name: str, /, **arguments: Any) -> Tool:
 Answer = str | tuple[Tool, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One LLM call: where it is made, what is asked, what is answered.
 
