@@ -106,7 +106,7 @@ _KEPT = "what was recorded before is safe, and recording goes on by itself once 
 _MEANINGS = {
     "disk is full": f"the disk is full; free some space: {_KEPT}",
     "disk I/O error": f"the disk cannot be written or read; look at it: {_KEPT}",
-    "database is locked": f"another process has been writing for {BUSY_TIMEOUT:.0f} s; end it: {_KEPT}",
+    "database is locked": f"another process keeps writing and lets no one else in; end it: {_KEPT}",
     "readonly database": f"the file may not be written; give this user the right to: {_KEPT}",
     "unable to open database file": "the file cannot be opened; check that its directory exists and may be "
     "written",
@@ -125,10 +125,10 @@ def _engine(url: str | URL) -> Engine:
         if url.get_backend_name() == "postgresql":
             return create_engine(url, pool_pre_ping=True)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
-    except ArgumentError as unreadable:
-        raise StoreError(f"{url!r} is not a database URL: {unreadable}") from unreadable
     except (NoSuchModuleError, ModuleNotFoundError) as missing:
         raise StoreError(f"{url}: the database driver is not installed: {missing}") from missing
+    except ArgumentError as unreadable:
+        raise StoreError(f"{url!r} is not a database URL: {unreadable}") from unreadable
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -1,7 +1,7 @@
-"""Saving a group that may be new, partly recorded, or recorded and scored since.
+"""Saving trajectories and groups that may be new, partly recorded, or recorded and scored since.
 
-Invariant: afterwards the store's group equals the given one, and nothing that it knew is lost: steps are
-only added, and a replaced reward stays in the history.
+Invariant: afterwards the store holds what was given, and nothing that it knew is lost: steps are
+only added, a replaced reward stays in the history, and no reward is replaced by none.
 """
 
 from sqlalchemy import Connection, select, update
@@ -19,7 +19,7 @@ def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, ru
     connection.execute(insert_missing(connection, scenarios), scenario)
     insert_group(connection, group_id, run_id, scenario)
     for position, member in enumerate(group.trajectories):
-        _save_member(connection, member, run_id)
+        save_trajectory(connection, member, run_id)
         connection.execute(
             update(trajectories)
             .where(trajectories.c.id == member.id)
@@ -28,18 +28,21 @@ def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, ru
     return group_id
 
 
-def _save_member(connection: Connection, member: Trajectory, run_id: str | None) -> None:
+def save_trajectory(connection: Connection, member: Trajectory, run_id: str | None) -> None:
+    """Write a trajectory, or what is new about it."""
     found = connection.execute(select(trajectories.c.reward).where(trajectories.c.id == member.id)).first()
     if found is None:
         scenario = codec.scenario_row(member.scenario)
         insert_trajectory(connection, codec.trajectory_row(member, scenario["digest"], run_id), scenario)
         known: set[str] = set()
     else:
-        connection.execute(
-            update(trajectories).where(trajectories.c.id == member.id).values(codec.outcome_row(member))
-        )
+        row = codec.outcome_row(member)
+        if member.reward is None and not member.failed:
+            # Someone may have scored it since; not knowing a reward does not take it away.
+            del row["reward"], row["components"]
+        connection.execute(update(trajectories).where(trajectories.c.id == member.id).values(row))
         known = set(connection.scalars(select(steps.c.id).where(steps.c.rollout_id == member.id)))
     if missing := [codec.encode_step(step) for step in member.steps if step.id not in known]:
         insert_steps(connection, missing)
-    if found is None or found.reward != member.reward:
+    if found is None or (member.reward is not None and found.reward != member.reward):
         insert_reward(connection, member, ROLLOUT)

@@ -5,13 +5,14 @@ and what cannot be written fails there alone.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from sqlalchemy import Connection, insert, select, update
 
 from art_core.errors import ArtError, StoreError, UnknownTrajectoryError
+from art_core.recording import Sink
 from art_core.store import codec
 from art_core.store.codec import EncodedStep, Row
 from art_core.store.contents import insert_contents
@@ -33,9 +34,18 @@ class StoreSink:
     that never began here.
     """
 
-    def __init__(self, writer: Writer, run_id: str | None) -> None:
+    def __init__(
+        self, writer: Writer, run_id: str | None, elsewhere: Callable[[], Sink] | None = None
+    ) -> None:
         self._writer = writer
         self._run_id = run_id
+        self._elsewhere = elsewhere
+
+    def __reduce__(self) -> tuple[Callable[[], Sink], tuple[()]]:
+        """Pickled, it is the way to open the same store in another process."""
+        if self._elsewhere is None:
+            raise StoreError("this sink does not say how to open its store elsewhere; Store.sink() gives one")
+        return self._elsewhere, ()
 
     def begin(self, trajectory: Trajectory) -> Future[None]:
         """Keep a rollout that has just started."""
@@ -49,10 +59,10 @@ class StoreSink:
         def apply(connection: Connection) -> None:
             insert_trajectory(connection, row, scenario)
 
-        def refused(connection: Connection) -> ArtError | None:
+        def refused(connection: Connection) -> ArtError:
             if _exists(connection, trajectory.id):
                 return StoreError(f"{what}: there is one with this id already; ids are never used again")
-            return None
+            return StoreError(f"{what}: there is no run {self._run_id} in this store; begin_run gives one")
 
         return self._writer.submit(Job(what, apply=apply, refused=refused))
 
@@ -64,7 +74,7 @@ class StoreSink:
         except ArtError as unwritable:
             return _failed(unwritable)
 
-        def refused(connection: Connection) -> ArtError | None:
+        def refused(connection: Connection) -> ArtError:
             if not _exists(connection, step.rollout_id):
                 return unknown(step.rollout_id, what)
             return StoreError(f"{what}: there is a step with this id already; ids are never used again")

@@ -12,6 +12,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,7 +25,7 @@ from art_core.store.database import location, open_database, sqlite_url
 from art_core.store.database import reading as read_transaction
 from art_core.store.packing import clean_text, to_json
 from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
-from art_core.store.saving import save_group
+from art_core.store.saving import save_group, save_trajectory
 from art_core.store.schema import (
     events,
     groups,
@@ -99,7 +100,8 @@ class Store:
             run_id: the run that they belong to; None for rollouts of no run.
         """
         self._check_process()
-        return StoreSink(self._writer, run_id)
+        url = self._engine.url.render_as_string(hide_password=False)
+        return StoreSink(self._writer, run_id, partial(_sink_elsewhere, self.project, url, run_id))
 
     def save_group(self, group: TrajectoryGroup, *, run_id: str | None = None) -> str:
         """Keep a group: its members, their order, and what is new about them.
@@ -112,7 +114,17 @@ class Store:
         """
         group_id = group.id or new_id("g")
         return self._write(
-            f"saving group {group_id}", lambda connection: save_group(connection, group, group_id, run_id)
+            f"saving group {group_id}",
+            lambda connection: save_group(connection, group, group_id, run_id),
+            run_id,
+        )
+
+    def save_trajectory(self, trajectory: Trajectory, *, run_id: str | None = None) -> None:
+        """Keep a trajectory that ran elsewhere (an import, another process), or what is new about one."""
+        self._write(
+            f"saving trajectory {trajectory.id}",
+            lambda connection: save_trajectory(connection, trajectory, run_id),
+            run_id,
         )
 
     def score(
@@ -383,6 +395,16 @@ def _json(value: Mapping[str, Any] | None, what: str) -> str:
         return to_json(dict(value or {}))
     except (TypeError, ValueError, RecursionError) as unwritable:
         raise StoreError(f"{what} cannot be recorded: {unwritable}; give what JSON can hold") from unwritable
+
+
+@cache
+def _opened_elsewhere(project: str, url: str) -> Store:
+    return Store.open(project, url=url)
+
+
+def _sink_elsewhere(project: str, url: str, run_id: str | None) -> Sink:
+    """The sink of a store that another process has open; this process opens it once."""
+    return _opened_elsewhere(project, url).sink(run_id)
 
 
 def _shut(writer: Writer, engine: Any, process: int) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
-from art_core.errors import StoreError
+from art_core.errors import ArtError, StoreError
 from art_core.store.codec import EncodedStep
 from art_core.store.database import explain, writing
 
@@ -127,8 +127,12 @@ class Writer:
                 job.future.set_result(result)
 
     def _reason(self, job: Job, refusal: Exception) -> Exception:
-        if not isinstance(refusal, SQLAlchemyError):
+        if isinstance(refusal, ArtError):
             return refusal
+        if not isinstance(refusal, SQLAlchemyError):
+            unwritable = StoreError(f"{job.what}: cannot be written: {type(refusal).__name__}: {refusal}")
+            unwritable.__cause__ = refusal
+            return unwritable
         if isinstance(refusal, IntegrityError) and job.refused is not None:
             with self._engine.connect() as connection:
                 if reason := job.refused(connection):

@@ -4,58 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.trajectories import a_step, a_trajectory
 
 from art_core.errors import RewardError, StoreError, UnknownTrajectoryError
 from art_core.recording import Rollout
 from art_core.store import RunState, Store
-from art_core.types import (
-    Failure,
-    PolicyVersion,
-    RolloutStatus,
-    Scenario,
-    Step,
-    StepIdentity,
-    StepTokens,
-    Trajectory,
-    TrajectoryGroup,
-)
+from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, StepTokens, TrajectoryGroup
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open("games", tmp_path) as store:
         yield store
-
-
-def a_step(rollout_id: str, number: int = 0, **changes: object) -> Step:
-    values: dict[str, object] = {
-        "id": f"s-{rollout_id}-{number}",
-        "rollout_id": rollout_id,
-        "messages": ({"role": "user", "content": f"move {number}?"},),
-        "model": "agent@2",
-        "started_at": 1000.0 + number,
-        "duration": 0.25,
-        "response": {"role": "assistant", "content": "5"},
-        "finish_reason": "stop",
-        "tokens": StepTokens((1, 2, 3), (4, 5), (-0.25, None)),
-        "policy": PolicyVersion("agent", 2),
-        "identity": StepIdentity(node="player", namespace="player:1|inner:2", tags=("a", "b")),
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-    }
-    return Step(**(values | changes))  # type: ignore[arg-type]
-
-
-def a_trajectory(name: str, steps: int = 2, **changes: object) -> Trajectory:
-    values: dict[str, object] = {
-        "id": name,
-        "scenario": Scenario("board-1", {"board": [0, 1, 2]}, {"split": "train"}),
-        "steps": tuple(a_step(name, n) for n in range(steps)),
-        "status": RolloutStatus.FINISHED,
-        "reward": 0.5,
-        "started_at": 999.0,
-        "duration": 3.0,
-    }
-    return Trajectory(**(values | changes))  # type: ignore[arg-type]
 
 
 def test_a_recorded_rollout_is_read_back_as_it_ended(store: Store) -> None:
@@ -111,3 +71,147 @@ def test_runs_metrics_versions_and_events_are_kept(store: Store) -> None:
     assert [e.message for e in store.events(run)] == ["KL was 2.0"]
     with pytest.raises(StoreError, match="agent@1"):
         store.add_version(PolicyVersion("agent", 1), "/tmp/other")
+
+
+def test_a_group_keeps_its_order_and_what_was_scored_since(store: Store) -> None:
+    members = tuple(a_trajectory(f"t-{n}", reward=None) for n in (3, 1, 2))
+    group = TrajectoryGroup(Scenario("s"), members, "g-1")
+    store.save_group(group)
+    store.score("t-1", 0.25, author="rule", components={"legal": 0.25}, explanation="one of four")
+    store.score("t-1", 1.0, author="person")
+    store.save_group(group)
+    assert [t.id for t in store.group("g-1")] == ["t-3", "t-1", "t-2"]
+    assert [t.reward for t in store.group("g-1")] == [None, 1.0, None]
+    assert [(s.author, s.reward, s.explanation) for s in store.scores("t-1")] == [
+        ("rule", 0.25, "one of four"),
+        ("person", 1.0, ""),
+    ]
+
+
+def test_a_group_without_an_id_gets_one(store: Store) -> None:
+    group_id = store.save_group(TrajectoryGroup(Scenario("s"), (a_trajectory("t-1"),)))
+    assert store.group(group_id).id == group_id
+    assert store.trajectory("t-1").group_id == group_id
+
+
+def test_saving_adds_what_a_recorded_rollout_lacks(store: Store) -> None:
+    rollout = Rollout(sink=store.sink())
+    rollout.record(a_step(rollout.id))
+    scored = rollout.finish().with_reward(0.5)
+    store.save_trajectory(scored)
+    assert store.trajectory(rollout.id) == scored
+    assert [s.reward for s in store.scores(rollout.id)] == [0.5]
+
+
+def test_a_step_that_arrives_after_the_end_is_kept(store: Store) -> None:
+    rollout = Rollout(sink=store.sink())
+    rollout.finish(1.0)
+    rollout.record(a_step(rollout.id))
+    assert len(store.trajectory(rollout.id).steps) == 1
+
+
+def test_ids_are_never_used_twice(store: Store) -> None:
+    sink = store.sink()
+    started = a_trajectory("t-1", steps=0, status=RolloutStatus.RUNNING, reward=None)
+    sink.begin(started).result()
+    sink.append(a_step("t-1")).result()
+    with pytest.raises(StoreError, match="rollout t-1: there is one with this id"):
+        sink.begin(started).result()
+    with pytest.raises(StoreError, match=r"s-t-1-0 .*there is a step with this id"):
+        sink.append(a_step("t-1")).result()
+    sink.end(a_trajectory("t-1")).result()
+    with pytest.raises(StoreError, match="t-1: it has ended already"):
+        sink.end(a_trajectory("t-1")).result()
+
+
+def test_one_faulty_record_among_many_fails_alone(store: Store) -> None:
+    rollout = Rollout(sink=store.sink())
+    futures = [rollout.submit(a_step(rollout.id, n)) for n in range(50)]
+    faulty = store.sink().append(a_step("t-nowhere"))
+    unwritable = store.sink().append(a_step(rollout.id, 99, finish_reason="\ud83d"))
+    futures += [rollout.submit(a_step(rollout.id, n)) for n in range(50, 100 - 1)]
+    with pytest.raises(UnknownTrajectoryError, match="t-nowhere"):
+        faulty.result()
+    with pytest.raises(StoreError, match="surrogates not allowed"):
+        unwritable.result()
+    for future in futures:
+        future.result()
+    assert len(store.trajectory(rollout.id).steps) == 99
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"messages": ({"role": "user", ("a", "b"): 1},)},
+        {"tokens": StepTokens((2**40,), (), ())},
+    ],
+    ids=["a key that JSON lacks", "a token id beyond int32"],
+)
+def test_a_step_that_cannot_be_encoded_is_refused_by_name(store: Store, changes: dict[str, object]) -> None:
+    rollout = Rollout(sink=store.sink())
+    with pytest.raises(StoreError, match=f"step s-{rollout.id}-0 of rollout {rollout.id}"):
+        rollout.record(a_step(rollout.id, **changes))
+
+
+def test_a_recording_that_is_cancelled_is_still_kept(store: Store) -> None:
+    rollout = Rollout(sink=store.sink())
+    future = rollout.submit(a_step(rollout.id))
+    assert not future.cancel()
+    future.result()
+    assert len(store.trajectory(rollout.id).steps) == 1
+
+
+def test_trajectories_are_found_by_run_group_scenario_and_status(store: Store) -> None:
+    run = store.begin_run("agent")
+    store.save_group(
+        TrajectoryGroup(Scenario("s"), (a_trajectory("t-1"), a_trajectory("t-2")), "g"), run_id=run
+    )
+    failed = a_trajectory(
+        "t-3",
+        scenario=Scenario("other"),
+        status=RolloutStatus.FAILED,
+        reward=None,
+        failure=Failure("timeout", ""),
+    )
+    store.save_trajectory(failed)
+
+    def found(**conditions: object) -> list[str]:
+        return [t.id for t in store.trajectories(**conditions)]  # type: ignore[arg-type]
+
+    assert found() == ["t-1", "t-2", "t-3"]
+    assert found(run_id=run) == ["t-1", "t-2"]
+    assert found(group_id="g", limit=1) == ["t-1"]
+    assert found(scenario_id="other") == ["t-3"]
+    assert found(status="failed") == ["t-3"]
+    assert found(limit=0) == []
+    assert [t.steps for t in store.trajectories(with_steps=False)] == [(), (), ()]
+
+
+def test_an_iterator_pages_through_more_than_it_holds(store: Store) -> None:
+    members = tuple(a_trajectory(f"t-{n}", steps=1) for n in range(130))
+    store.save_group(TrajectoryGroup(Scenario("s"), members, "g"))
+    assert [t.id for t in store.trajectories()] == [m.id for m in members]
+    assert len(list(store.trajectories(limit=70))) == 70
+
+
+def test_what_is_not_there_is_named(store: Store) -> None:
+    with pytest.raises(UnknownTrajectoryError, match="t-9"):
+        store.trajectory("t-9")
+    with pytest.raises(UnknownTrajectoryError, match="g-9"):
+        store.group("g-9")
+    with pytest.raises(UnknownTrajectoryError, match="t-9"):
+        store.score("t-9", 1.0, author="judge")
+    with pytest.raises(StoreError, match="no such run"):
+        store.end_run("r-9")
+    with pytest.raises(StoreError, match="no run r-9"):
+        store.log_metrics("r-9", 1, {"loss": 1.0})
+    with pytest.raises(StoreError, match="no run r-9"):
+        Rollout(sink=store.sink("r-9")).finish()
+
+
+def test_metrics_of_a_step_done_again_replace_the_earlier_ones(store: Store) -> None:
+    run = store.begin_run("agent")
+    store.log_metrics(run, 1, {"loss": 0.5, "kl": 0.1})
+    store.log_metrics(run, 1, {"loss": 0.25})
+    assert {m.name: m.value for m in store.metrics(run)} == {"loss": 0.25, "kl": 0.1}
+    assert [m.value for m in store.metrics(run, "loss")] == [0.25]

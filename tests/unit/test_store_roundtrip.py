@@ -1,0 +1,113 @@
+"""Whatever the types allow is read back as it was written, from the store and from JSON lines."""
+
+import random
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.trajectories import a_step, a_trajectory, trajectories
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from art_core.jsonl import dump_trajectory, load_trajectory
+from art_core.store import Store
+from art_core.types import RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[Store]:
+    with tempfile.TemporaryDirectory() as root, Store.open("any", root) as store:
+        yield store
+
+
+_count = iter(range(10**9))
+
+
+def under_new_ids(trajectory: Trajectory) -> Trajectory:
+    """The same under ids that the shared store has not seen."""
+    new = f"t-{next(_count)}"
+    steps = tuple(replace(s, id=f"{new}-{n}", rollout_id=new) for n, s in enumerate(trajectory.steps))
+    return replace(trajectory, id=new, steps=steps)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_any_trajectory_saved_is_read_back_equal(store: Store, data: st.DataObject) -> None:
+    trajectory = under_new_ids(data.draw(trajectories()))
+    store.save_trajectory(trajectory)
+    assert store.trajectory(trajectory.id) == trajectory
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_any_trajectory_recorded_piece_by_piece_is_read_back_equal(store: Store, data: st.DataObject) -> None:
+    trajectory = under_new_ids(data.draw(trajectories()))
+    sink = store.sink()
+    sink.begin(
+        replace(trajectory, steps=(), status=RolloutStatus.RUNNING, reward=None, failure=None)
+    ).result()
+    for step in trajectory.steps:
+        sink.append(step).result()
+    sink.end(trajectory).result()
+    assert store.trajectory(trajectory.id) == trajectory
+
+
+@settings(deadline=None, max_examples=60)
+@given(trajectories())
+def test_any_trajectory_as_a_line_and_back_is_equal_and_gives_the_same_line(trajectory: Trajectory) -> None:
+    line = dump_trajectory(trajectory)
+    assert "\n" not in line
+    assert load_trajectory(line) == trajectory
+    assert dump_trajectory(load_trajectory(line)).encode() == line.encode()
+
+
+def test_scenario_inputs_that_are_not_json_are_kept_readable(store: Store) -> None:
+    class Board:
+        def __repr__(self) -> str:
+            return "Board(3x3)"
+
+    inputs = {"board": Board(), "where": Path("a/b"), "pair": (1, 2)}
+    trajectory = a_trajectory("t-board", scenario=Scenario("s", inputs))
+    store.save_trajectory(trajectory)
+    kept = store.trajectory("t-board").scenario.inputs
+    assert kept["board"]["repr"] == "Board(3x3)"
+    assert kept["board"]["type"].endswith("Board")
+    assert (kept["where"], kept["pair"]) == ("a/b", [1, 2])
+
+
+def test_scenarios_with_one_id_and_different_content_stay_apart(store: Store) -> None:
+    first, second = Scenario("same", {"n": 1}), Scenario("same", {"n": 2})
+    store.save_trajectory(a_trajectory("t-first", scenario=first))
+    store.save_trajectory(a_trajectory("t-second", scenario=second))
+    assert [t.scenario for t in store.trajectories(scenario_id="same")] == [first, second]
+
+
+def test_a_long_conversation_costs_its_length_and_not_its_square(tmp_path: Path) -> None:
+    def size(turns: int) -> int:
+        with Store.open(f"turns{turns}", tmp_path) as store:
+            store.save_group(TrajectoryGroup(Scenario("s"), (conversation(turns),), "g"))
+        return (tmp_path / f"turns{turns}.db").stat().st_size
+
+    empty, short, long = size(0), size(20), size(80)
+    assert (long - empty) < 6 * (short - empty)  # four times the turns; squared it would be 16 times
+
+
+def conversation(turns: int) -> Trajectory:
+    """Each turn's prompt is all that was said before, in words and in tokens that don't compress."""
+    rng = random.Random(turns)
+    said: list[dict[str, str]] = []
+    prompt: tuple[int, ...] = ()
+    steps = []
+    for turn in range(turns):
+        said.append({"role": "user", "content": rng.randbytes(300).hex()})
+        prompt += tuple(rng.randrange(150_000) for _ in range(200))
+        base = a_step("t-talk", turn)
+        assert base.tokens is not None
+        steps.append(
+            replace(base, messages=tuple(dict(m) for m in said), tokens=replace(base.tokens, prompt=prompt))
+        )
+    return (
+        a_trajectory("t-talk", steps=0) if not turns else replace(a_trajectory("t-talk"), steps=tuple(steps))
+    )
