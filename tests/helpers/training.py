@@ -1,0 +1,92 @@
+"""Samples, steps, trajectories and groups for tests of training, in one line each."""
+
+from collections.abc import Sequence
+
+import torch
+
+from art_core.training.samples import Sample
+from art_core.types import (
+    Failure,
+    PolicyVersion,
+    RolloutStatus,
+    Scenario,
+    Step,
+    StepIdentity,
+    StepTokens,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+
+def sample(
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    advantage: float = 1.0,
+    logprobs: Sequence[float | None] | None = None,
+    step: str = "s",
+    rollout: str = "r",
+) -> Sample:
+    """A sample; unknown log-probabilities are -1."""
+    given = tuple(logprobs) if logprobs is not None else (-1.0,) * len(completion)
+    return Sample(tuple(prompt), tuple(completion), given, advantage, step, rollout)
+
+
+def step(
+    name: str,
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    logprobs: Sequence[float | None] | None = None,
+    node: str | None = None,
+    namespace: str = "",
+    attempt: int = 1,
+    untrainable: str | None = None,
+) -> Step:
+    """A step of the policy ``m@0``."""
+    given = tuple(logprobs) if logprobs is not None else (-1.0,) * len(completion)
+    return Step(
+        id=name,
+        rollout_id="",
+        messages=(),
+        model="m@0",
+        started_at=0.0,
+        duration=0.0,
+        tokens=StepTokens(tuple(prompt), tuple(completion), given),
+        policy=PolicyVersion("m", 0),
+        identity=StepIdentity(node=node, namespace=namespace, attempt=attempt),
+        untrainable=untrainable,
+    )
+
+
+def trajectory(name: str, reward: float | None, *steps: Step) -> Trajectory:
+    """A finished trajectory."""
+    return Trajectory(
+        id=name, scenario=Scenario("s"), status=RolloutStatus.FINISHED, reward=reward, steps=steps
+    )
+
+
+def failed(name: str, *steps: Step) -> Trajectory:
+    """A trajectory that timed out."""
+    return Trajectory(
+        id=name,
+        scenario=Scenario("s"),
+        status=RolloutStatus.FAILED,
+        failure=Failure("timeout", "took too long"),
+        steps=steps,
+    )
+
+
+def group(*trajectories: Trajectory, scenario: str = "s") -> TrajectoryGroup:
+    """A group of them."""
+    return TrajectoryGroup(Scenario(scenario), trajectories)
+
+
+def weights(policy: object) -> list[torch.Tensor]:
+    """A copy of what a policy's optimizer updates."""
+    return [p.detach().clone() for p in policy.trainable_parameters()]  # type: ignore[attr-defined]
+
+
+def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Whether two copies are equal to the last bit."""
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
