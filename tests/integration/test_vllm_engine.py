@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from helpers.fake_vllm import fake_interpreter
+from fakes.vllm_interpreter import fake_interpreter
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import EngineError

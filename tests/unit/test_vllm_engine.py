@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.fake_vllm import fake_interpreter
+from fakes.vllm_interpreter import fake_interpreter
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
