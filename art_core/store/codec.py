@@ -21,6 +21,7 @@ from art_core.store.packing import (
     logprobs_to_bytes,
     pack,
     to_json,
+    to_json_bytes,
     unpack,
 )
 from art_core.types import (
@@ -48,7 +49,7 @@ def scenario_row(scenario: Scenario) -> Row:
         StoreError: it holds something that cannot be written as JSON.
     """
     try:
-        body = to_json([scenario.id, dict(scenario.inputs), dict(scenario.metadata)]).encode()
+        body = to_json_bytes([scenario.id, dict(scenario.inputs), dict(scenario.metadata)])
     except (TypeError, ValueError, RecursionError) as unwritable:
         raise StoreError(
             f"scenario {scenario.id!r} cannot be recorded: {unwritable}; give inputs and metadata that JSON "
@@ -183,10 +184,10 @@ def _encode_step(step: Step) -> EncodedStep:
         ),
         "started_at": step.started_at,
         "duration": step.duration,
-        "messages": b"".join(keep(to_json(_plain(message)).encode()) for message in step.messages),
-        "tools": keep(to_json([_plain(tool) for tool in step.tools]).encode()) if step.tools else b"",
+        "messages": b"".join(keep(to_json_bytes(_plain(message))) for message in step.messages),
+        "tools": keep(to_json_bytes([_plain(tool) for tool in step.tools])) if step.tools else b"",
         "sampling": to_json(_plain(step.sampling)),
-        "response": None if step.response is None else pack(to_json(_plain(step.response)).encode()),
+        "response": None if step.response is None else pack(to_json_bytes(_plain(step.response))),
         "finish_reason": step.finish_reason,
         "usage": to_json(_plain(step.usage)),
         "untrainable": clean_text(step.untrainable),

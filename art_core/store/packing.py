@@ -37,14 +37,26 @@ def _foreign(value: Any) -> Any:
     )
 
 
-def to_json(value: Any) -> str:
-    """Compact JSON, always encodable as UTF-8. Infinities and NaN are written as Python writes them."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_foreign)
+# Made once: `json.dumps` would make an encoder at every call that is not at its defaults.
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_foreign)
+_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_foreign)
+
+
+def to_json_bytes(value: Any) -> bytes:
+    """Compact JSON as UTF-8. Infinities and NaN are written as Python writes them.
+
+    Raises:
+        TypeError, ValueError, RecursionError: it has a key that JSON lacks, or contains itself.
+    """
     try:
-        text.encode()
+        return _ENCODER.encode(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, as a model may well sample: escape instead
-        return json.dumps(value, separators=(",", ":"), default=_foreign)
-    return text
+        return _ASCII_ENCODER.encode(value).encode()
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON, always encodable as UTF-8; raises what `to_json_bytes` raises."""
+    return "{}" if value == {} else to_json_bytes(value).decode()
 
 
 def clean_text(text: str | None) -> str | None:
