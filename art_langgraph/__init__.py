@@ -4,18 +4,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from art_langgraph.capturing import capture
     from art_langgraph.chat_model import ChatART
+    from art_langgraph.handler import TrajectoryCallbackHandler
     from art_langgraph.rollout import agather, arollout, gather, rollout
 
 _WHERE = {
     "ChatART": "chat_model",
+    "TrajectoryCallbackHandler": "handler",
     "agather": "rollout",
     "arollout": "rollout",
+    "capture": "capturing",
     "gather": "rollout",
     "rollout": "rollout",
 }
 
-__all__ = ["ChatART", "agather", "arollout", "gather", "rollout"]
+__all__ = ["ChatART", "TrajectoryCallbackHandler", "agather", "arollout", "capture", "gather", "rollout"]
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,9 @@ from art_langgraph.run_watch import RunWatch
 
 logger = logging.getLogger(__name__)
 
+RECORDS_ITSELF = "chat-art"
+"""ChatART's type in LangChain's events: a handler that records calls leaves these to the model."""
+
 UNREGISTERED = "http://policy.invalid/v1"
 """The address of a policy that is not served yet; the real one is looked up when a call is made."""
 
@@ -87,6 +90,10 @@ class ChatART(ChatOpenAI):
     def is_lc_serializable(cls) -> bool:
         """False: it holds a policy that is alive."""
         return False
+
+    @property
+    def _llm_type(self) -> str:
+        return RECORDS_ITSELF
 
     # -- calls -------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ Invariant: every answer that is not a server's own is JSON, errors in OpenAI's f
 ``POST /rollouts/<id>/end``                end it: ``{"reward": 1.0}`` or ``{"failure": {"message"}}``
 ``GET /rollouts/<id>``                     the trajectory
 ``GET /captures/<key>``                    hand out a completion, once
-``POST /captures/alike``                   hand out a completion by conversation and answer
 ========================================== ==============================================================
 """
 
@@ -19,7 +18,7 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -43,15 +42,6 @@ _ELSEWHERE = {
     "/v1/responses": "OpenAI's Responses API is not served here: use POST /v1/chat/completions (with "
     "LangChain: ChatOpenAI(use_responses_api=False); with the openai client: client.chat.completions.create)",
 }
-
-
-class Alike(BaseModel):
-    """Body of ``POST /captures/alike``."""
-
-    model_config = ConfigDict(extra="forbid")
-    messages: list[dict[str, Any]]
-    text: str
-    since: float
 
 
 class GatewayApp:
@@ -89,7 +79,6 @@ class GatewayApp:
             Route("/rollouts", self._start, methods=["POST"]),
             Route(f"{PREFIX}/end", self._end, methods=["POST"]),
             Route(PREFIX, self._show, methods=["GET"]),
-            Route("/captures/alike", self._alike, methods=["POST"]),
             Route("/captures/{key}", self._capture, methods=["GET"]),
         ]
         for path in ("/chat/completions", "/completions"):
@@ -134,13 +123,6 @@ class GatewayApp:
             raise RefusalError(409, str(recorded)) from recorded
         except CaptureError as missing:
             raise RefusalError(404, str(missing)) from missing
-        return Response(found.to_json(), media_type="application/json")
-
-    async def _alike(self, request: Request) -> Response:
-        asked = await _read(request, Alike)
-        found = self._proxy.log.take_alike(asked.messages, asked.text, since=asked.since)
-        if found is None:
-            raise RefusalError(404, "no completion of this conversation with this answer is kept here")
         return Response(found.to_json(), media_type="application/json")
 
 

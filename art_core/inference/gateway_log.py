@@ -172,6 +172,11 @@ class CompletionLog:
         """The log of this process that the key was made by; None when it was another process."""
         return _live.get(key.removeprefix(KEY_PREFIX).partition("-")[0])
 
+    @staticmethod
+    def living() -> "tuple[CompletionLog, ...]":
+        """The logs of this process."""
+        return tuple(_live.values())
+
     def new_key(self) -> str:
         """A key for a completion to come; it says which log it belongs to."""
         return f"{KEY_PREFIX}{self._id}-{next(self._numbers)}"

@@ -1,0 +1,447 @@
+"""TrajectoryCallbackHandler: records what any LangGraph graph does, without a change to the graph.
+
+Invariant: it only observes. It never raises into the graph and never hides a fault of its own: faults are
+counted on the rollout and said once. Every LLM call becomes steps exactly once, whichever way it came:
+
+- a `ChatART` records by itself; the handler adds the span;
+- a call through a gateway is joined with the completion that the gateway kept, tokens and all;
+- any other call, and an answer of an LLM cache, becomes a step of text that says why it has no tokens.
+
+Events come in the context of what they tell of (``run_inline``), from many threads and tasks at once.
+"""
+
+import asyncio
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import LLMResult
+
+from art_core.inference.gateway import Gateway
+from art_core.recording import Rollout
+from art_core.types import Step
+from art_langgraph.attribution import keep, rollout_of
+from art_langgraph.calls import (
+    OpenCall,
+    base_url_of,
+    chat_request,
+    is_cache_hit,
+    key_of_chunk,
+    key_of_error,
+    key_of_result,
+    model_of,
+    said,
+    text_request,
+)
+from art_langgraph.chat_model import RECORDS_ITSELF
+from art_langgraph.identity import identify
+from art_langgraph.joining import GatewayJoin, record
+from art_langgraph.run_watch import CACHE_HIT
+from art_langgraph.spans import SpanTracker
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.002
+
+DRAIN_SECONDS = 2.0
+"""How long the end of a rollout waits for background work and for completions that are being fetched."""
+
+P = ParamSpec("P")
+
+
+def _observing(
+    event: Callable[Concatenate["TrajectoryCallbackHandler", P], None],
+) -> Callable[Concatenate["TrajectoryCallbackHandler", P], None]:
+    """Keep the handler's own faults out of the graph, counted and said once."""
+
+    @functools.wraps(event)
+    def observe(self: "TrajectoryCallbackHandler", *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            event(self, *args, **kwargs)
+        except Exception:
+            self.count_own_fault(event.__name__)
+
+    return observe
+
+
+class TrajectoryCallbackHandler(BaseCallbackHandler):
+    """Records LLM calls as steps and everything else as spans.
+
+    Installed by `capture` for whatever runs inside it, or passed by hand in
+    ``config={"callbacks": [handler]}``; call `drain` before the rollout ends.
+
+    Args:
+        rollout: where everything is recorded; None: the rollout that is current where an event happens.
+        gateway: the gateway that calls go through, or its URL where it runs in another process. Need not
+            be given for one of this process, nor where the models' base URL is the gateway's own address.
+        api_key: of a gateway in another process.
+        spans: whether to record spans, too.
+    """
+
+    run_inline = True
+    raise_error = False
+
+    def __init__(
+        self,
+        rollout: Rollout | None = None,
+        *,
+        gateway: Gateway | str | None = None,
+        api_key: str | None = None,
+        spans: bool = True,
+    ) -> None:
+        super().__init__()
+        self._rollout = rollout
+        self._join = GatewayJoin(gateway, api_key=api_key)
+        self._keep_spans = spans
+        self._spans = SpanTracker()
+        self._lock = threading.Lock()
+        self._calls: dict[UUID, OpenCall] = {}
+        self._late: dict[UUID, Rollout] = {}
+        self._warned: set[str] = set()
+
+    # -- LLM calls ---------------------------------------------------------------------------------
+
+    @_observing
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A chat model is asked."""
+        params: Mapping[str, Any] = kwargs.get("invocation_params") or {}
+        request = functools.partial(chat_request, messages[0], params)
+        self._llm_start(serialized, request, params, run_id, parent_run_id, tags, metadata, kwargs)
+
+    @_observing
+    def on_llm_start(
+        self,
+        serialized: dict[str, Any],
+        prompts: list[str],
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A model that completes text is asked."""
+        params: Mapping[str, Any] = kwargs.get("invocation_params") or {}
+        request = functools.partial(text_request, prompts[0], params)
+        self._llm_start(serialized, request, params, run_id, parent_run_id, tags, metadata, kwargs)
+
+    def _llm_start(
+        self,
+        serialized: Mapping[str, Any] | None,
+        request: Callable[[], dict[str, Any]],
+        params: Mapping[str, Any],
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        tags: list[str] | None,
+        metadata: dict[str, Any] | None,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        records_itself = params.get("_type") == RECORDS_ITSELF
+        rollout = self._rollout_of(run_id, parent_run_id, tags, metadata)
+        if rollout is None:
+            if not records_itself:  # a ChatART counts its own
+                keep(None, model_of(params), _nothing)
+            return
+        asked = request()
+        name = kwargs.get("name") or (serialized or {}).get("name") or model_of(params)
+        self._span_start("llm", str(name), rollout, asked, run_id, parent_run_id, tags, metadata)
+        if records_itself:
+            return
+        identity = identify(metadata, tags=tags, run_id=run_id, parent_run_id=parent_run_id, rollout=rollout)
+        call = OpenCall(
+            run_id=run_id,
+            rollout=rollout,
+            identity=identity,
+            request=asked,
+            model=model_of(params),
+            base_url=base_url_of(serialized),
+            task=_task(),
+            loop=_loop(),
+        )
+        with self._lock:
+            self._calls[run_id] = call
+
+    @_observing
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
+        """A part of an answer has come."""
+        call = self._calls.get(run_id)
+        if call is not None:
+            if isinstance(token, str):
+                call.streamed.append(token)
+            call.key = call.key or key_of_chunk(chunk)
+
+    @_observing
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """An answer is there."""
+        self._spans.end(run_id, said(response))
+        call = self._ended(run_id)
+        if call is None:
+            return
+        if is_cache_hit(response):
+            record(call, lambda: call.answered(response, CACHE_HIT))
+            return
+        key = key_of_result(response) or call.key
+        if key is None:
+            record(call, lambda: call.answered(response, call.no_tokens()))
+            return
+        self._join.completion(call, key, lambda why: call.answered(response, why))
+
+    @_observing
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A call has raised: the server did not answer, or what it answered could not be used."""
+        self._spans.fail(run_id, error)
+        call = self._ended(run_id)
+        if call is None:
+            return
+        problem = f"{type(error).__name__}: {error}"
+        key = key_of_error(error, kwargs.get("response")) or call.key
+        if key is not None:
+            self._join.completion(call, key, lambda _: call.failed(problem))
+        elif call.streamed and (found := self._join.alike(call)) is not None:
+            record(call, lambda: found.steps(call.rollout.id, call.identity))
+        else:
+            record(call, lambda: call.failed(problem))
+
+    # -- spans -------------------------------------------------------------------------------------
+
+    @_observing
+    def on_chain_start(
+        self,
+        serialized: dict[str, Any] | None,
+        inputs: Any,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A graph, a node or another runnable starts."""
+        self._start("chain", serialized, inputs, run_id, parent_run_id, tags, metadata, kwargs)
+
+    @_observing
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has returned."""
+        self._spans.end(run_id, outputs)
+
+    @_observing
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has raised, or waits for a person."""
+        self._spans.fail(run_id, error)
+
+    @_observing
+    def on_tool_start(
+        self,
+        serialized: dict[str, Any],
+        input_str: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        inputs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A tool starts."""
+        given = input_str if inputs is None else inputs
+        self._start("tool", serialized, given, run_id, parent_run_id, tags, metadata, kwargs)
+
+    @_observing
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has returned."""
+        self._spans.end(run_id, output)
+
+    @_observing
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has raised."""
+        self._spans.fail(run_id, error)
+
+    @_observing
+    def on_retriever_start(
+        self,
+        serialized: dict[str, Any],
+        query: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """A retriever starts."""
+        self._start("retriever", serialized, query, run_id, parent_run_id, tags, metadata, kwargs)
+
+    @_observing
+    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
+        """It has returned."""
+        self._spans.end(run_id, documents)
+
+    @_observing
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has raised."""
+        self._spans.fail(run_id, error)
+
+    def _start(
+        self,
+        kind: str,
+        serialized: Mapping[str, Any] | None,
+        inputs: Any,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        tags: list[str] | None,
+        metadata: dict[str, Any] | None,
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        if self._keep_spans and (rollout := self._rollout_of(run_id, parent_run_id, tags, metadata)):
+            name = kwargs.get("name") or (serialized or {}).get("name") or kind
+            self._span_start(kind, str(name), rollout, inputs, run_id, parent_run_id, tags, metadata)
+
+    def _span_start(
+        self,
+        kind: str,
+        name: str,
+        rollout: Rollout,
+        inputs: Any,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        tags: list[str] | None,
+        metadata: dict[str, Any] | None,
+    ) -> None:
+        if self._keep_spans:
+            self._spans.start(
+                kind, name, rollout, inputs,
+                run_id=run_id, parent_run_id=parent_run_id, tags=tags, metadata=metadata,
+            )  # fmt: skip
+
+    # -- the end of a rollout ----------------------------------------------------------------------
+
+    def drain(self, rollout: Rollout, timeout: float = DRAIN_SECONDS) -> None:
+        """Wait for what is still on its way, for at most ``timeout`` seconds, and close the rest.
+
+        Calls that were cancelled, and calls of background tasks that go on after that, become failed steps
+        that say so. Call it before the rollout ends.
+        """
+        deadline = time.monotonic() + timeout
+        while self._waits(rollout, blocking=True) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        self._close(rollout)
+
+    async def adrain(self, rollout: Rollout, timeout: float = DRAIN_SECONDS) -> None:
+        """`drain`, while the event loop goes on."""
+        deadline = time.monotonic() + timeout
+        while self._waits(rollout, blocking=False) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_SECONDS)
+        self._close(rollout)
+
+    def close(self) -> None:
+        """Close the connections to gateways in other processes."""
+        self._join.close()
+
+    def _waits(self, rollout: Rollout, *, blocking: bool) -> bool:
+        """Whether something of the rollout is still on its way."""
+        if self._join.pending(rollout):
+            return True
+        # Who blocks an event loop must not wait for what runs on it.
+        here = _loop() if blocking else None
+        with self._lock:
+            return any(
+                call.rollout is rollout and not call.abandoned and (here is None or call.loop is not here)
+                for call in self._calls.values()
+            )
+
+    def _close(self, rollout: Rollout) -> None:
+        self._join.give_up(rollout)
+        with self._lock:
+            left = [call for call in self._calls.values() if call.rollout is rollout]
+            for call in left:
+                del self._calls[call.run_id]
+                if not call.abandoned:
+                    self._late[call.run_id] = rollout
+        for call in left:
+            if call.abandoned:
+                rollout.count_fault("cancelled_calls")
+                record(call, lambda call=call: call.failed("cancelled: the call never ended"))
+            else:
+                rollout.count_fault("unfinished_calls")
+                record(call, lambda call=call: call.failed("still running when the rollout ended"))
+        self._spans.close(rollout)
+
+    def _ended(self, run_id: UUID) -> OpenCall | None:
+        with self._lock:
+            call = self._calls.pop(run_id, None)
+            late = self._late.pop(run_id, None)
+        if late is not None:
+            late.count_fault("late_calls")
+            logger.warning("rollout %s had ended when a call of a background task did", late.id)
+        return call
+
+    # -- faults ------------------------------------------------------------------------------------
+
+    def count_own_fault(self, event: str) -> None:
+        """Count an exception of the handler's own, which is being handled; say it once for each event."""
+        rollout = self._rollout or rollout_of(None)
+        if rollout is not None:
+            rollout.count_fault("handler_errors")
+        if event not in self._warned:
+            self._warned.add(event)
+            logger.exception("the trajectory handler failed in %s; the graph goes on (said once)", event)
+
+    def _rollout_of(
+        self,
+        run_id: UUID,
+        parent_run_id: UUID | None,
+        tags: list[str] | None,
+        metadata: dict[str, Any] | None,
+    ) -> Rollout | None:
+        if self._rollout is not None:
+            return self._rollout
+        known = self._spans.rollout_of(parent_run_id)
+        return known or rollout_of(_Run(run_id, parent_run_id, tags or [], metadata or {}))
+
+
+@dataclass(slots=True)
+class _Run:
+    """What attribution wants to know of a run."""
+
+    run_id: UUID
+    parent_run_id: UUID | None
+    tags: list[str]
+    metadata: dict[str, Any]
+
+
+def _task() -> "weakref.ref[asyncio.Task[Any]] | None":
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return None
+    return weakref.ref(task) if task is not None else None
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _nothing(_: str) -> Sequence[Step]:
+    return ()
