@@ -289,7 +289,7 @@ def _read_logprobs(logprobs: Any) -> list[float | None] | None:
     content: Any = logprobs.get("content")
     if isinstance(content, list):  # chat completions
         entries = cast(list[Any], content)
-        return [cast(Body, e).get("logprob") if isinstance(e, Mapping) else e for e in entries]
+        return [cast(Body, e).get("logprob") if type(e) is dict else e for e in entries]
     values: Any = logprobs.get("token_logprobs")  # plain completions
     return cast(list[float | None], values) if isinstance(values, list) else None
 

@@ -137,8 +137,10 @@ class _ChoiceParts:
             if value is None:
                 continue
             if key == "tool_calls" and isinstance(value, list):
-                for call in cast(list[Body], value):
-                    self._tool_call(call)
+                for call in cast(list[Any], value):
+                    if not isinstance(call, Mapping):
+                        raise CaptureError(f"expected a tool call as a JSON object, found {shown(call)}")
+                    self._tool_call(cast(Body, call))
             elif key == "role" or not isinstance(value, str):
                 self._fields[key] = value
             else:
@@ -152,7 +154,10 @@ class _ChoiceParts:
         for key in ("id", "type"):
             if delta.get(key):
                 call[key] = delta[key]
-        function = cast(Body, delta.get("function") or {})
+        function: Any = delta.get("function") or {}
+        if not isinstance(function, Mapping):
+            raise CaptureError(f"expected a tool call's function as a JSON object, found {shown(function)}")
+        function = cast(Body, function)
         # A name comes whole; some servers send it again with every fragment.
         call["function"]["name"] = call["function"]["name"] or function.get("name") or ""
         call["function"]["arguments"].append(function.get("arguments") or "")

@@ -20,18 +20,30 @@ import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, cast
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, cast
 
-import httpx
+import openai
 
 from art_core.capture import Asked, read_completion, request_extras, says_nothing, strip, usage_of
 from art_core.errors import CaptureError
 from art_core.recording import new_id
 from art_core.streaming import DONE, Body, EventDecoder, StreamAssembler, shown
 
+if TYPE_CHECKING:
+    import httpx
+else:
+    # OpenAI's SDK stands on httpx (before 3.0) or on httpx2, which has the same API and is quicker there.
+    _sdk = next(base for base in openai.DefaultHttpxClient.__mro__ if base.__name__ == "Client")
+    httpx = import_module(_sdk.__module__.partition(".")[0])
+
 HEADER = "x-art-exchange"
 
 _under_way: "weakref.WeakValueDictionary[str, Exchange]" = weakref.WeakValueDictionary()
+
+
+def _compact(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 class Exchange:
@@ -70,25 +82,28 @@ class Exchange:
 
     # -- the request -------------------------------------------------------------------------------
 
-    def outgoing(self, request: httpx.Request, body: bytes) -> httpx.Request:
-        """The request as it goes out."""
+    def prepare(self, request: httpx.Request, body: bytes) -> None:
+        """Make the request what is to go out."""
         self.attempts += 1
         self.answer = self.problem = None
         asked: dict[str, Any] = json.loads(body)
         if self.model is not None:
             asked["model"] = self.model
         self.request, self._asked = asked, Asked.of(asked)
+        content = _compact({**asked, **request_extras(asked)})
         path = request.url.path
-        headers = {k: v for k, v in request.headers.items() if k not in (HEADER, "host", "content-length")}
+        request.url = httpx.URL(self.base_url + path[path.index("/v1") + 3 :])
+        request.stream = httpx.ByteStream(content)
+        headers = request.headers
+        del headers[HEADER]
+        headers["host"] = request.url.netloc.decode()
+        headers["content-length"] = str(len(content))
         if self.api_key is not None:
             headers["authorization"] = f"Bearer {self.api_key}"
-        return httpx.Request(
-            request.method,
-            self.base_url + path[path.index("/v1") + 3 :] if "/v1" in path else request.url,
-            headers=headers,
-            content=json.dumps({**asked, **request_extras(asked)}, separators=(",", ":")),
-            extensions=request.extensions,
-        )
+        # Waiting for a connection is back-pressure, not a fault.
+        timeout = request.extensions.get("timeout")
+        if timeout:
+            request.extensions = {**request.extensions, "timeout": {**timeout, "pool": None}}
 
     # -- the answer --------------------------------------------------------------------------------
 
@@ -110,7 +125,7 @@ class Exchange:
         if not body.get("usage"):
             with suppress(CaptureError):  # said again, and recorded, when the answer is read
                 body = {**body, "usage": usage_of(body, read_completion(body)) or None}
-        return json.dumps(strip(body, self._asked), separators=(",", ":")).encode()
+        return _compact(strip(body, self._asked))
 
     def streaming(self) -> "_StreamKeeper":
         """Keeps an answer that comes in chunks."""
@@ -171,7 +186,7 @@ class _StreamKeeper:
         seen = strip(chunk, self._asked)
         if says_nothing(seen):
             return b""
-        return b"data: %b\n\n" % json.dumps(seen, separators=(",", ":")).encode()
+        return b"data: %b\n\n" % _compact(seen)
 
     def _missing_usage(self) -> bytes:
         """The chunk with token counts that was asked for and did not come, counted from the ids."""
@@ -183,7 +198,7 @@ class _StreamKeeper:
             return b""
         chunk = {k: body[k] for k in ("id", "created", "model") if k in body}
         chunk |= {"object": "chat.completion.chunk", "choices": [], "usage": usage}
-        return b"data: %b\n\n" % json.dumps(chunk).encode()
+        return b"data: %b\n\n" % _compact(chunk)
 
 
 # -- transports --------------------------------------------------------------------------------------
@@ -193,23 +208,15 @@ def _exchange_of(request: httpx.Request) -> Exchange | None:
     return _under_way.get(request.headers.get(HEADER, ""))
 
 
-def _patient(request: httpx.Request) -> None:
-    """Waiting for a connection is back-pressure, not a fault."""
-    timeout = request.extensions.get("timeout")
-    if timeout:
-        request.extensions = {**request.extensions, "timeout": {**timeout, "pool": None}}
-
-
 def _is_stream(response: httpx.Response) -> bool:
     return response.status_code == 200 and "event-stream" in response.headers.get("content-type", "")
 
 
+_OUTDATED = frozenset({b"content-length", b"content-encoding", b"transfer-encoding"})
+
+
 def _rewritten(response: httpx.Response, **content: Any) -> httpx.Response:
-    headers = [
-        (k, v)
-        for k, v in response.headers.multi_items()
-        if k.lower() not in ("content-length", "content-encoding", "transfer-encoding")
-    ]
+    headers = [(k, v) for k, v in response.headers.raw if k.lower() not in _OUTDATED]
     return httpx.Response(response.status_code, headers=headers, extensions=response.extensions, **content)
 
 
@@ -286,12 +293,11 @@ class KeepingTransport(httpx.BaseTransport):
         exchange = _exchange_of(request)
         if exchange is None:
             return self._inner.handle_request(request)
-        outgoing = exchange.outgoing(request, request.read())
-        _patient(outgoing)
+        exchange.prepare(request, request.read())
         self._slots.acquire()
         held = True
         try:
-            response = self._inner.handle_request(outgoing)
+            response = self._inner.handle_request(request)
             if _is_stream(response):
                 held = False  # the stream gives it back when it is closed
                 return _rewritten(response, stream=_Kept(response, exchange, self._slots))
@@ -362,13 +368,12 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
         exchange = _exchange_of(request)
         if exchange is None:
             return await pool.inner.handle_async_request(request)
-        outgoing = exchange.outgoing(request, await request.aread())
-        _patient(outgoing)
+        exchange.prepare(request, await request.aread())
         held = False
         try:
             await pool.slots.acquire()
             held = True
-            response = await pool.inner.handle_async_request(outgoing)
+            response = await pool.inner.handle_async_request(request)
             if _is_stream(response):
                 held = False  # the stream gives it back when it is closed
                 return _rewritten(response, stream=_AsyncKept(response, exchange, pool.slots))

@@ -5,11 +5,18 @@ might have; recording never raises into the graph, and what it cannot do is coun
 """
 
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from art_core.recording import Rollout, current_rollout, open_rollout, open_rollouts
+from art_core.recording import (
+    Rollout,
+    context_is_known,
+    current_rollout,
+    open_rollout,
+    open_rollouts,
+)
 from art_core.types import Step
 from art_langgraph.identity import Run
 
@@ -22,13 +29,16 @@ def rollout_of(run: Run | None) -> Rollout | None:
     """The rollout that the call being made here belongs to.
 
     In this order: the current one of this context; the one that the run's metadata names (a thread that
-    was given the node's config, but not its context); the only one that is open.
+    was given the node's config, but not its context); for a thread that has lost its context, the only
+    one that is open.
     """
     if (rollout := current_rollout()) is not None:
         return rollout
     named = run.metadata.get("rollout_id") if run is not None else None
     if isinstance(named, str) and (rollout := open_rollout(named)) is not None:
         return rollout
+    if context_is_known() or threading.current_thread() is threading.main_thread():
+        return None
     candidates = open_rollouts()
     if len(candidates) != 1:
         return None
@@ -57,11 +67,11 @@ def _check(rollout: Rollout, step: Step, done: Future[None]) -> None:
 
 
 def _count_unattributed(policy: str) -> None:
-    candidates = open_rollouts()
+    candidates = () if context_is_known() else open_rollouts()
     for rollout in candidates:
         rollout.count_fault("unattributed_calls")
     if not candidates or policy in _said:
-        return  # nobody is recording: an ordinary call
+        return  # nobody is recording here, or it is a judge's: an ordinary call
     _said.add(policy)
     logger.warning(
         "a call of the policy %r was made where its rollout is not known, while %d rollouts are open: it is "
