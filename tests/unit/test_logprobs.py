@@ -1,0 +1,67 @@
+"""Log-probabilities of chosen tokens against the plain formula over all logits."""
+
+import torch
+
+from art_core.training.logprobs import target_logprobs
+
+HIDDEN, VOCABULARY = 8, 50
+
+
+def head_of(generator: torch.Generator) -> torch.nn.Linear:
+    head = torch.nn.Linear(HIDDEN, VOCABULARY, bias=False)
+    with torch.no_grad():
+        head.weight.copy_(torch.randn(VOCABULARY, HIDDEN, generator=generator))
+    return head
+
+
+def case(rows: int, targets: int):
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, HIDDEN, generator=generator)
+    at = torch.randint(0, rows, (targets,), generator=generator).sort().values
+    tokens = torch.randint(0, VOCABULARY, (targets,), generator=generator)
+    return head_of(generator), hidden, at, tokens
+
+
+def test_chunks_give_the_values_and_gradients_of_one_piece():
+    head, hidden, at, tokens = case(23, 40)
+    plain = hidden.clone().requires_grad_()
+    expected = torch.log_softmax(head(plain), dim=-1)
+    expected[at, tokens].sum().backward()
+    for chunk in (1, 4, 23, 100):
+        given = hidden.clone().requires_grad_()
+        logprob, entropy = target_logprobs(head, given, at, tokens, chunk=chunk)
+        logprob.sum().backward()
+        torch.testing.assert_close(logprob, expected[at, tokens])
+        torch.testing.assert_close(entropy, -(expected.exp() * expected).sum(-1))
+        torch.testing.assert_close(given.grad, plain.grad)
+        assert not entropy.requires_grad
+
+
+def test_logits_of_the_whole_batch_never_exist():
+    head, hidden, at, tokens = case(64, 64)
+    sizes: list[int] = []
+
+    def watched(part: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(part))
+        return head(part)
+
+    logprob, _ = target_logprobs(watched, hidden.requires_grad_(), at, tokens, chunk=16)
+    forward = len(sizes)
+    logprob.sum().backward()
+    assert max(sizes) == 16
+    assert len(sizes) == 2 * forward  # computed again in backward, not kept
+
+
+def test_the_softmax_is_taken_in_float32():
+    head, hidden, at, tokens = case(5, 9)
+    logprob, entropy = target_logprobs(head.bfloat16(), hidden.bfloat16(), at, tokens)
+    assert logprob.dtype == entropy.dtype == torch.float32
+
+
+def test_impossible_tokens_leave_the_entropy_finite():
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([[0.0, 0.0, float("-inf")]]).expand(len(hidden), 3)
+
+    logprob, entropy = target_logprobs(head, torch.zeros(1, 4), torch.tensor([0]), torch.tensor([1]))
+    assert entropy.item() == torch.log(torch.tensor(2.0)).item()
+    assert logprob.item() == -entropy.item()
