@@ -216,8 +216,8 @@ class Failure:
     """Why a rollout has no reward.
 
     Attributes:
-        cause: ``exception``, ``timeout``, ``cancelled``, ``no_policy_calls``, ``reward``, ``judge``, or ``worker``
-            (the process that ran it died).
+        cause: ``exception``, ``timeout``, ``cancelled``, ``no_policy_calls``, ``reward``, ``judge``, or
+            ``worker`` (the process that ran it died).
         message: what a person needs to read.
         error_type: qualified name of the exception's class, where there was one.
     """

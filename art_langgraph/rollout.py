@@ -8,36 +8,29 @@ import asyncio
 import copy
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, is_dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from contextlib import nullcontext
+from typing import Any, TypeAlias, cast
 
-from langchain_core.messages import BaseMessage, convert_to_openai_messages
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import merge_configs
-from pydantic import BaseModel
 
 from art_core import gather as core
 from art_core.errors import ConfigError
 from art_core.gather import Gathered
+from art_core.inference.endpoint import PolicyEndpoint
 from art_core.recording import Rollout, Sink, current_rollout
-from art_core.rollouts import Agent, arun, keep_output
+from art_core.rollouts import Agent, InProcess, Terms, arun, keep_output
 from art_core.scoring import RewardFunction
 from art_core.sync import run_sync
 from art_core.threads import ElasticThreads
 from art_core.types import Scenario, Trajectory
+from art_core.workers import Job, Workers
+from art_langgraph.loading import Address, load_graph, load_object
+from art_langgraph.plain import plain
 
-Graph: TypeAlias = Runnable[Any, Any] | Agent
-"""What can be rolled out: a compiled graph, an ``@entrypoint``, any other Runnable, or a function
-``scenario -> output``."""
-
-
-class KeepsRollouts(Protocol):
-    """What has a place for rollouts: a `TrainableModel`, a `PolicyEndpoint`."""
-
-    @property
-    def sink(self) -> Sink:
-        """Where rollouts are kept."""
-        ...
+Graph: TypeAlias = Runnable[Any, Any] | Agent | str
+"""What can be rolled out: a compiled graph, an ``@entrypoint``, any other Runnable, a function
+``scenario -> output``, or the import path of one (see `art_langgraph.loading.load_graph`)."""
 
 
 async def agather(
@@ -45,9 +38,13 @@ async def agather(
     scenarios: Iterable[Scenario],
     *,
     group_size: int,
-    reward: RewardFunction | None = None,
-    model: KeepsRollouts | None = None,
+    reward: RewardFunction | str | None = None,
+    model: PolicyEndpoint | None = None,
     config: RunnableConfig | None = None,
+    workers: int = 1,
+    timeout: float | None = None,
+    require_policy_calls: bool = True,
+    sink: Sink | None = None,
     **options: Any,
 ) -> Gathered:
     """Run a graph ``group_size`` times on every scenario.
@@ -55,36 +52,55 @@ async def agather(
     A graph gets a copy of ``scenario.inputs`` as its input, a function gets the scenario. Sync nodes run
     in threads, as many as are needed; for that, the event loop's default executor is replaced.
 
+    With ``workers``, rollouts run in that many processes: one Python process runs 150 to 250 LangGraph
+    calls a second, whatever the server could do. The graph is then given as an import path, the reward
+    function is one of a module's top level (or an import path, too), and every process calls the
+    policy by its URL and writes to the same store.
+
     Args:
-        graph: a compiled graph, an ``@entrypoint``, any Runnable, or ``scenario -> output``.
+        graph: a compiled graph, an ``@entrypoint``, any Runnable, ``scenario -> output``, or the import path
+            ``"package.module:name"`` of one or of a function that makes one.
         scenarios: what to try.
         group_size: rollouts of each scenario.
         reward: ``(trajectory)`` or ``(trajectory, output)``; see `art_core.gather.agather`.
-        model: the policy; its store keeps the rollouts. None: they stay in memory.
+        model: the policy; its store keeps the rollouts, and a function that makes the graph gets it.
         config: for every run of the graph (``recursion_limit``, ``configurable``, ``tags``, ...). It must
             not name a ``thread_id``: rollouts would continue each other's conversation.
-        **options: of `art_core.gather.agather`: ``concurrency``, ``timeout``, ``retries``, ``on_failure``,
-            ``min_group_size``, ``max_calls``, ``require_policy_calls``, ``seed``, ``metadata``, ``sink``,
-            ``progress``.
+        workers: how many processes; 1 is this one.
+        timeout: seconds for one rollout, and as many again for its reward; None for no limit.
+        require_policy_calls: a rollout without one captured policy call is a failure.
+        sink: where rollouts are kept; None: in the model's store, or in memory without a model.
+        **options: of `art_core.gather.agather_on`: ``concurrency``, ``retries``, ``on_failure``,
+            ``min_group_size``, ``max_calls``, ``seed``, ``metadata``, ``progress``.
 
     Returns:
         The groups in the scenarios' order.
 
     Raises:
-        ConfigError: an argument is out of range, or ``config`` names a thread.
+        ConfigError: an argument is out of range, ``config`` names a thread, or something can't be sent to
+            worker processes.
         RolloutFailedError: a rollout failed and ``on_failure`` is ``fail_fast``.
     """
-    configurable = (config or {}).get("configurable", {})
-    if "thread_id" in configurable and "checkpoint_id" not in configurable:
+    _check_thread(config)
+    if sink is None and model is not None:
+        sink = model.sink
+    if isinstance(reward, str):
+        reward = cast("RewardFunction", load_object(reward))
+    terms = Terms(reward, timeout, require_policy_calls, sink)
+    if workers == 1:
+        agent = as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config)
+        return await core.agather_on(InProcess(agent, terms), scenarios, group_size=group_size, **options)
+    if not isinstance(graph, str):
         raise ConfigError(
-            f"config names thread_id={configurable['thread_id']!r}, which all rollouts would share; leave it "
-            "out (each rollout gets its own), or add the checkpoint_id from which every rollout starts"
+            f"workers={workers}: other processes can't be given {type(graph).__name__} as it is; give its "
+            "import path, as in graph='package.module:graph'"
         )
-    if model is not None:
-        options.setdefault("sink", model.sink)
-    return await core.agather(
-        as_agent(graph, config), scenarios, group_size=group_size, reward=reward, **options
-    )
+    # A version that is leased here stays served while other processes call it.
+    with nullcontext() if model is None else model.lease() as version:
+        address = None if model is None else Address.of(model, version)
+        job = Job(build_agent, (graph, address, config), terms)
+        async with Workers(workers, job) as pool:
+            return await core.agather_on(pool, scenarios, group_size=group_size, **options)
 
 
 def gather(graph: Graph, scenarios: Iterable[Scenario], *, group_size: int, **options: Any) -> Gathered:
@@ -100,7 +116,7 @@ async def arollout(
     scenario: Scenario | Mapping[str, Any],
     *,
     reward: RewardFunction | None = None,
-    model: KeepsRollouts | None = None,
+    model: PolicyEndpoint | None = None,
     config: RunnableConfig | None = None,
     timeout: float | None = None,
     max_calls: int | None = None,
@@ -130,7 +146,7 @@ async def arollout(
         metadata=metadata,
     )
     return await arun(
-        as_agent(graph, config),
+        as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config),
         rollout,
         reward=reward,
         timeout=timeout,
@@ -143,7 +159,21 @@ def rollout(graph: Graph, scenario: Scenario | Mapping[str, Any], **options: Any
     return run_sync(lambda: arollout(graph, scenario, **options))
 
 
-def as_agent(graph: Graph, config: RunnableConfig | None = None) -> Agent:
+def build_agent(path: str, address: "Address | None", config: RunnableConfig | None) -> Agent:
+    """What a worker process runs."""
+    return as_agent(load_graph(path, None if address is None else address.endpoint()), config)
+
+
+def _check_thread(config: RunnableConfig | None) -> None:
+    configurable = (config or {}).get("configurable", {})
+    if "thread_id" in configurable and "checkpoint_id" not in configurable:
+        raise ConfigError(
+            f"config names thread_id={configurable['thread_id']!r}, which all rollouts would share; leave it "
+            "out (each rollout gets its own), or add the checkpoint_id from which every rollout starts"
+        )
+
+
+def as_agent(graph: Runnable[Any, Any] | Agent, config: RunnableConfig | None = None) -> Agent:
     """A graph as a function ``scenario -> output``.
 
     Raises:
@@ -192,18 +222,3 @@ def use_elastic_threads() -> None:
     if loop not in _elastic:
         loop.set_default_executor(ElasticThreads("art-node"))
         _elastic.add(loop)
-
-
-def plain(value: Any) -> Any:
-    """A graph's output as JSON could hold it: messages in OpenAI's format, objects as dicts."""
-    if isinstance(value, BaseMessage):
-        return convert_to_openai_messages(value)
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in cast("Mapping[Any, Any]", value).items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in cast("Iterable[Any]", value)]
-    return value

@@ -1,0 +1,80 @@
+"""Graphs by import path, and policies by address: what can be told to another process."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from langchain_core.runnables import Runnable
+
+from art_core.errors import ConfigError
+from art_core.inference.endpoint import PolicyEndpoint, StaticEndpoint, served_name
+from art_core.rollouts import Agent
+from art_core.types import PolicyVersion
+
+FACTORY_ARGUMENTS = ("model", "endpoint", "policy")
+"""Names by which a function says that it makes a graph from a policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a policy version answers."""
+
+    base_url: str
+    served_name: str
+    api_key: str
+
+    @classmethod
+    def of(cls, model: PolicyEndpoint, version: PolicyVersion | None = None) -> Self:
+        """The address of a policy's version; None: of the current one."""
+        return cls(model.base_url, served_name(model, version or model.current_version()), model.api_key)
+
+    def endpoint(self) -> StaticEndpoint:
+        """The policy at this address."""
+        return StaticEndpoint(self.base_url, self.served_name, api_key=self.api_key)
+
+
+def load_object(path: str) -> Any:
+    """What lies at ``package.module:name``.
+
+    Raises:
+        ConfigError: the path has another form, the module can't be imported, or lacks the name.
+    """
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
+        raise ConfigError(f"{path!r} is no import path; expected 'package.module:name'")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ImportError as missing:
+        raise ConfigError(f"{path!r} can't be imported: {missing}") from missing
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{path!r}: {found!r} has no {part!r}")
+        found = getattr(found, part)
+    return found
+
+
+def load_graph(path: str, model: PolicyEndpoint | None = None) -> Runnable[Any, Any] | Agent:
+    """The graph or agent at an import path.
+
+    A function without parameters makes the graph. So does one whose only parameter is called ``model``,
+    ``endpoint`` or ``policy``; it gets the policy, to be given to `ChatART`. Any other function is the agent
+    itself, ``scenario -> output``.
+
+    Raises:
+        ConfigError: there is no such thing, or it wants a policy and none was given.
+    """
+    found = load_object(path)
+    if isinstance(found, Runnable) or not callable(found):
+        return found  # what is neither is refused by who runs it
+    make: Callable[..., Any] = found
+    parameters = inspect.signature(make).parameters
+    needed = [p.name for p in parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if not needed:
+        return make()
+    if len(needed) == 1 and needed[0] in FACTORY_ARGUMENTS:
+        if model is None:
+            raise ConfigError(f"{path!r} makes its graph from a policy; pass model=... along")
+        return make(model)
+    return make

@@ -1,0 +1,59 @@
+"""Agents for worker processes, without a framework, so that a process starts quickly."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+from art_core.recording import current_rollout, new_id
+from art_core.types import PolicyVersion, Scenario, Step, Trajectory
+
+
+async def say(text: str) -> None:
+    """Record a call of the policy; returns once it is stored."""
+    rollout = current_rollout()
+    assert rollout is not None
+    await rollout.arecord(
+        Step(
+            id=new_id("s"),
+            rollout_id=rollout.id,
+            messages=({"role": "user", "content": text},),
+            response={"role": "assistant", "content": text},
+            model="agent@0",
+            policy=PolicyVersion("agent", 0),
+            started_at=time.time(),
+            duration=0.0,
+        )
+    )
+
+
+async def act(scenario: Scenario) -> int:
+    """What the scenario's id says: ``die``, ``wait`` without end, ``raise``, or just talk."""
+    await say(scenario.id)
+    match scenario.id:
+        case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "wait":
+            await asyncio.Event().wait()
+        case "raise":
+            raise RuntimeError("the tool broke")
+        case "object":
+            rollout = current_rollout()
+            assert rollout is not None
+            rollout.metadata["object"] = lambda: None
+        case _:
+            pass
+    return os.getpid()
+
+
+def make(problem: str = "") -> Callable[[Scenario], Any]:
+    """The agent; or the problem, raised."""
+    if problem:
+        raise ValueError(problem)
+    return act
+
+
+def half(trajectory: Trajectory, output: int) -> float:
+    return 0.5

@@ -1,0 +1,58 @@
+"""Graphs in many processes give what they give in one."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+from fakes.vllm_server import FakeVLLM, completion_ids
+from helpers import rollout_graphs as graphs
+
+from art_core.errors import ConfigError
+from art_core.inference.endpoint import StaticEndpoint
+from art_core.store import Store
+from art_core.types import Scenario
+from art_langgraph import agather
+
+PATH = "helpers.rollout_graphs:chat_graph"
+
+
+async def test_two_processes_give_what_one_gives_and_write_to_the_same_store(tmp_path: Path) -> None:
+    topics = [Scenario(f"t{i}", {"topic": f"t{i}"}) for i in range(10)]
+    with (
+        FakeVLLM(lambda request: f"On {request['messages'][-1]['content']}.") as server,
+        Store.open("workers", tmp_path) as store,
+    ):
+        model = StaticEndpoint(server.base_url, "policy@3", sink=store.sink())
+        options = {"group_size": 3, "seed": 5, "model": model}
+        here = await agather(graphs.chat_graph(model), topics, reward=graphs.length, **options)
+        there = await agather(PATH, topics, reward="helpers.rollout_graphs:length", workers=2, **options)
+        recorded = {t.id: t for t in store.trajectories()}
+    assert not multiprocessing.active_children()
+    assert not there.failed
+    assert [g.scenario for g in there] == [g.scenario for g in here]
+    for ours, theirs in zip(here, there, strict=True):
+        assert theirs.rewards == ours.rewards == (2.0,) * 3
+        for mine, other in zip(ours, theirs, strict=True):
+            assert other.metadata == mine.metadata
+            assert [s.message() for s in other.steps] == [s.message() for s in mine.steps]
+            for step in other.steps:
+                assert step.tokens is not None
+                assert step.tokens.completion == completion_ids(step.message())
+                assert str(step.policy) == "policy@3"
+                assert step.identity.node == "ask"
+    assert all(recorded[t.id] == t for g in there for t in g)
+    assert len(recorded) == 60
+
+
+@pytest.mark.parametrize(
+    ("graph", "options", "message"),
+    [
+        (graphs.agent, {}, "give its import path"),
+        (PATH, {"reward": lambda t: 1.0}, "the reward function is sent"),
+        (PATH, {"reward": "helpers.rollout_graphs:nothing"}, "has no 'nothing'"),
+        (PATH, {"workers": 0}, "workers=0"),
+    ],
+)
+async def test_what_other_processes_cannot_be_given_is_refused(graph, options, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        await agather(graph, [Scenario("s")], group_size=1, **{"workers": 2, **options})

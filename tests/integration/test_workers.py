@@ -1,0 +1,113 @@
+"""Worker processes: spread, killed, cancelled, broken; whatever happens, every rollout ends."""
+
+import asyncio
+import multiprocessing
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers import worker_agents as agents
+
+from art_core.errors import ConfigError, RolloutFailedError
+from art_core.gather import Gathered, agather_on
+from art_core.recording import NullSink
+from art_core.rollouts import Terms
+from art_core.store import Store
+from art_core.types import RolloutStatus, Scenario
+from art_core.workers import Job, Workers
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.open("workers", tmp_path) as opened:
+        yield opened
+
+
+async def run(store: Store, names: list[str], **options) -> Gathered:
+    terms = Terms(agents.half, timeout=options.pop("timeout", None), sink=store.sink())
+    async with asyncio.timeout(120), Workers(2, Job(agents.make, (), terms)) as workers:
+        return await agather_on(
+            workers, [Scenario(name) for name in names], group_size=1, min_group_size=0, **options
+        )
+
+
+async def test_rollouts_are_spread_come_back_in_order_and_lie_in_the_same_store(store) -> None:
+    names = [f"s{i}" for i in range(20)] + ["wait", "raise"]
+    groups = await run(store, names, concurrency=6, timeout=1.0)
+    assert [g.scenario.id for g in groups] == names
+    rollouts = [t for g in groups for t in g]
+    assert [t.reward for t in rollouts[:20]] == [0.5] * 20
+    assert [t.failure.cause for t in rollouts[20:]] == ["timeout", "exception"]
+    pids = {t.metadata["output"] for t in rollouts[:20]}
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+    assert {t.id: t for t in store.trajectories()} == {t.id: t for t in rollouts}
+    assert not multiprocessing.active_children()
+
+
+async def test_a_killed_process_fails_its_own_rollouts_alone_and_what_they_recorded_stays(store) -> None:
+    """C32: ``kill -9`` of a worker."""
+    groups = await run(store, ["a", "die", "b", "c", "d", "e"], concurrency=1)
+    (dead,) = groups.failed
+    assert dead.scenario.id == "die"
+    assert dead.reward is None
+    assert dead.failure.cause == "worker"
+    assert "SIGKILL" in dead.failure.message
+    kept = store.trajectory(dead.id)
+    assert (kept.status, kept.failure) == (RolloutStatus.FAILED, dead.failure)
+    assert [s.message() for s in kept.steps] == ["die"]
+    assert Counter(t.status for t in store.trajectories()) == {"finished": 5, "failed": 1}
+
+
+async def test_when_every_process_has_died_the_rest_fails_and_says_so(store) -> None:
+    groups = await run(store, ["die", "die", "a", "b"], concurrency=1)
+    assert [t.failure.cause for t in groups.failed] == ["worker"] * 4
+    assert "all worker processes have died" in groups.failed[-1].failure.message
+    assert Counter(t.status for t in store.trajectories()) == {"failed": 4}
+
+
+async def test_cancelling_ends_the_rollouts_of_other_processes_and_the_processes(store) -> None:
+    gathering = asyncio.create_task(run(store, ["wait"] * 6, concurrency=6))
+    async with asyncio.timeout(90):
+        while sum(len(t.steps) for t in store.trajectories()) < 6:
+            await asyncio.sleep(0.05)
+    gathering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert not multiprocessing.active_children()
+    ended = Counter((t.status, t.failure and t.failure.cause, len(t.steps)) for t in store.trajectories())
+    assert ended == {("failed", "cancelled", 1): 6}
+
+
+async def test_a_rollout_that_cannot_be_sent_back_is_an_error_that_says_so() -> None:
+    with pytest.raises(RolloutFailedError, match="cannot be sent back"):
+        async with Workers(1, Job(agents.make, (), Terms())) as workers:
+            await agather_on(workers, [Scenario("object")], group_size=1)
+    assert not multiprocessing.active_children()
+
+
+async def test_an_agent_that_cannot_be_built_is_an_error_with_its_cause() -> None:
+    with pytest.raises(ConfigError, match="cannot begin: ValueError: the prompt file is missing"):
+        async with Workers(1, Job(agents.make, ("the prompt file is missing",), Terms())):
+            pass
+    assert not multiprocessing.active_children()
+
+
+class Unpicklable(NullSink):
+    def __reduce__(self):
+        raise TypeError("it holds a socket")
+
+
+@pytest.mark.parametrize(
+    ("count", "terms", "message"),
+    [
+        (0, Terms(), "workers=0"),
+        (2, Terms(reward=lambda t: 1.0), "the reward function is sent"),
+        (2, Terms(sink=Unpicklable()), "the sink is sent.*holds a socket"),
+        (2, Terms(timeout=-1), "timeout=-1"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_a_process_is_started(count, terms, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Workers(count, Job(agents.make, (), terms))
