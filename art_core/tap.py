@@ -424,7 +424,7 @@ def _rebuilt(client: Any, request: httpx.Request) -> Any:
         request.method,
         str(request.url),
         headers=request.headers.multi_items(),
-        content=request.content,
+        content=b"".join(cast(httpx.ByteStream, request.stream)),
         extensions=request.extensions,
     )
 
