@@ -29,6 +29,7 @@ class Way:
 
 WAYS = (
     Way("chatart", exact=True),
+    Way("chatart_and_handler", exact=True),
     Way("gateway", exact=True),
     Way("handler", exact=False),
 )

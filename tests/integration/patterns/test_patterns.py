@@ -1,7 +1,7 @@
-"""Each pattern, by each way in, sync and async, invoked and streamed, is captured exactly as its table says."""
+"""Each pattern, by each way in, sync and async, invoked and streamed: captured exactly as its table says."""
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,12 +25,15 @@ from integration.patterns import (
 from integration.patterns.compare import WAYS, Way, differences
 from integration.patterns.table import Pattern, calls, script_of
 from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from art_core.inference.endpoint import StaticEndpoint
+from art_core.inference.gateway import Gateway
 from art_core.recording import Rollout, recording
 from art_core.selection import superseded
 from art_core.types import PolicyVersion, Trajectory
-from art_langgraph import ChatART
+from art_langgraph import ChatART, capture
 
 POLICY = PolicyVersion("policy", 3)
 
@@ -53,27 +56,34 @@ PATTERNS = {
     )
 }
 
-Drive = Callable[[Any, Any, dict[str, Any]], None]
-"""Runs a graph once: ``(graph, input, config)``."""
+Drive = Callable[[Any, Sequence[Any], dict[str, Any]], None]
+"""Runs a graph on inputs, one after the other: ``(graph, inputs, config)``."""
 
 
-def invoke(graph: Any, given: Any, config: dict[str, Any]) -> None:
-    graph.invoke(given, config)
+def invoke(graph: Any, inputs: Sequence[Any], config: dict[str, Any]) -> None:
+    for given in inputs:
+        graph.invoke(given, config)
 
 
-def ainvoke(graph: Any, given: Any, config: dict[str, Any]) -> None:
-    asyncio.run(graph.ainvoke(given, config))
-
-
-def stream(graph: Any, given: Any, config: dict[str, Any]) -> None:
-    for _ in graph.stream(given, config, stream_mode="messages", subgraphs=True):
-        pass
-
-
-def astream(graph: Any, given: Any, config: dict[str, Any]) -> None:
+def ainvoke(graph: Any, inputs: Sequence[Any], config: dict[str, Any]) -> None:
     async def run() -> None:
-        async for _ in graph.astream(given, config, stream_mode="messages", subgraphs=True):
+        for given in inputs:
+            await graph.ainvoke(given, config)
+
+    asyncio.run(run())
+
+
+def stream(graph: Any, inputs: Sequence[Any], config: dict[str, Any]) -> None:
+    for given in inputs:
+        for _ in graph.stream(given, config, stream_mode="messages", subgraphs=True):
             pass
+
+
+def astream(graph: Any, inputs: Sequence[Any], config: dict[str, Any]) -> None:
+    async def run() -> None:
+        for given in inputs:
+            async for _ in graph.astream(given, config, stream_mode="messages", subgraphs=True):
+                pass
 
     asyncio.run(run())
 
@@ -84,8 +94,26 @@ MODES: tuple[Drive, ...] = (invoke, ainvoke, stream, astream)
 @contextmanager
 def way_in(way: Way, server: FakeVLLM, rollout: Rollout) -> Generator[BaseChatModel]:
     """A chat model whose calls are recorded into the rollout."""
-    with recording(rollout):
-        yield ChatART(StaticEndpoint(server.base_url, POLICY.name))
+    endpoint = StaticEndpoint(server.base_url, POLICY.name)
+    match way.name:
+        case "chatart":
+            with recording(rollout):
+                yield ChatART(endpoint)
+        case "chatart_and_handler":
+            with capture(rollout=rollout):
+                yield ChatART(endpoint)
+        case "gateway":
+            with Gateway(endpoint) as gateway, capture(rollout=rollout):
+                yield stock(gateway.base_url)
+        case "handler":
+            with capture(rollout=rollout):
+                yield stock(server.base_url)
+        case other:
+            raise ValueError(other)
+
+
+def stock(base_url: str) -> BaseChatModel:
+    return ChatOpenAI(model=POLICY.name, base_url=base_url, api_key=SecretStr("none"))
 
 
 def captured(pattern: Pattern, way: Way, drive: Drive, server: FakeVLLM) -> Trajectory:
@@ -95,8 +123,7 @@ def captured(pattern: Pattern, way: Way, drive: Drive, server: FakeVLLM) -> Traj
     with way_in(way, server, rollout) as llm:
         asynchronous = drive in (ainvoke, astream)
         graph = (pattern.abuild if asynchronous and pattern.abuild else pattern.build)(llm)
-        for given in pattern.inputs:
-            drive(graph, given, {"configurable": {"thread_id": rollout.id}})
+        drive(graph, pattern.inputs, {"configurable": {"thread_id": rollout.id}})
     return rollout.finish()
 
 
@@ -107,7 +134,7 @@ def server() -> Generator[FakeVLLM]:
 
 
 @pytest.mark.parametrize("drive", MODES, ids=lambda mode: mode.__name__)
-@pytest.mark.parametrize("way", WAYS[:1], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_is_captured_as_its_table_says(name: str, way: Way, drive: Drive, server: FakeVLLM) -> None:
     pattern = PATTERNS[name]
