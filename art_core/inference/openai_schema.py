@@ -268,12 +268,6 @@ class ChunkChoice(TypedDict):
     token_ids: NotRequired[list[int]]
 
 
-class PromptTokensDetails(TypedDict):
-    """How much of the prompt was computed before."""
-
-    cached_tokens: int
-
-
 class Usage(TypedDict):
     """Token counts; the prompt once, completions summed over choices."""
 

@@ -8,7 +8,7 @@ weights, so whoever runs the model holds ``policy.lock``.
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -147,9 +147,10 @@ class PeftPolicy:
         try:
             AutoConfig.from_pretrained(base_model)
             tokenizer = AutoTokenizer.from_pretrained(base_model)
-            model = AutoModelForCausalLM.from_pretrained(
+            model: Any = AutoModelForCausalLM.from_pretrained(
                 base_model, dtype=resolve_dtype(dtype), attn_implementation="sdpa"
-            ).to(device)
+            )
+            model.to(device)
         except (OSError, ValueError) as unknown:
             raise ConfigError(
                 f"base_model={base_model!r} cannot be loaded: it is neither a directory with a transformers "
@@ -196,7 +197,7 @@ class PeftPolicy:
         return self._causal_lm.get_output_embeddings()(hidden)
 
     @contextmanager
-    def using(self, adapter: str | None) -> Iterator[None]:
+    def using(self, adapter: str | None) -> Generator[None]:
         """Run with a snapshot, `TRAINING` or `BASE` inside the block; holds the lock.
 
         Raises:
@@ -211,15 +212,11 @@ class PeftPolicy:
                 known = ", ".join(self._snapshots) or "none"
                 raise EngineError(f"no policy version {adapter!r} is loaded; loaded: {known}")
             name = TRAINING if adapter == TRAINING else self._snapshots[adapter]
-            if self.model.active_adapter == name:
-                yield
-                return
-            before = self.model.active_adapter
-            self._activate(name)
-            try:
-                yield
-            finally:
-                self._activate(before)
+            # The adapter stays active afterwards: switching walks every layer, and whoever computes
+            # next says with which adapter anyway.
+            if self.model.active_adapter != name:
+                self._activate(name)
+            yield
 
     def _activate(self, name: str) -> None:
         self.model.set_adapter(name, inference_mode=name != TRAINING)
@@ -273,6 +270,8 @@ class PeftPolicy:
         with self.lock:
             inner = self._snapshots.pop(name, None)
             if inner is not None:
+                if self.model.active_adapter == inner:
+                    self._activate(TRAINING)
                 self.model.delete_adapter(inner)
 
     def trainable_parameters(self) -> list[torch.nn.Parameter]:
@@ -283,7 +282,7 @@ class PeftPolicy:
     def save_adapter(self, directory: Path) -> None:
         """Write the training adapter as an ordinary PEFT directory."""
         with self.lock:
-            self.model.save_pretrained(directory, selected_adapters=[TRAINING])
+            self.model.save_pretrained(str(directory), selected_adapters=[TRAINING])
 
     def load_adapter(self, directory: Path) -> None:
         """Replace the training adapter's weights.

@@ -1,4 +1,4 @@
-"""From sampled tokens to OpenAI's answer.
+"""From sampled tokens to OpenAI's answer, whole.
 
 Invariant: whatever happens to the text (stop texts, tool calls, special tokens), every sampled token
 appears once in ``token_ids`` and in ``logprobs``, in order.
@@ -21,6 +21,7 @@ from art_core.inference.openai_schema import (
     MessageOut,
     TokenLogprob,
     ToolCallOut,
+    TopLogprob,
     Usage,
 )
 from art_core.inference.tool_parsing import ParsedCall, parse_tool_calls
@@ -34,6 +35,7 @@ class Answer:
         job: what decodes it.
         tokenizer: the server thread's.
         changed: set whenever the job has something new.
+        forced: how the prompt lets the assistant's message begin; belongs to its text.
         parse_tools: whether the text is searched for tool calls.
     """
 
@@ -44,24 +46,20 @@ class Answer:
         tokenizer: PreTrainedTokenizerBase,
         changed: asyncio.Event,
         *,
-        parse_tools: bool,
+        forced: str = "",
+        parse_tools: bool = False,
     ) -> None:
+        self.wanted = wanted
         self.job = job
-        self._wanted = wanted
-        self._tokenizer = tokenizer
-        self._changed = changed
-        self._parse_tools = parse_tools
+        self.tokenizer = tokenizer
+        self.changed = changed
+        self.forced = forced
+        self.parse_tools = parse_tools
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
 
-    async def wait(self) -> None:
-        """Until the job is done."""
-        while not self.job.done:
-            await self._changed.wait()
-            self._changed.clear()
-
     def response(self) -> ChatResponse:
-        """The whole answer, once done."""
+        """The whole answer, once the job is done."""
         response: ChatResponse = {
             "id": self.id,
             "object": "chat.completion",
@@ -70,12 +68,12 @@ class Answer:
             "choices": [self._choice(i, output) for i, output in enumerate(self.job.outputs)],
             "usage": self.usage(),
         }
-        if self._wanted.return_token_ids:
+        if self.wanted.return_token_ids:
             response["prompt_token_ids"] = list(self.job.prompt)
         return response
 
     def usage(self) -> Usage:
-        """Token counts so far."""
+        """Token counts so far; an end token counts, as it was sampled."""
         prompt = len(self.job.prompt)
         completion = sum(output.progress.tokens for output in self.job.outputs)
         return {
@@ -84,36 +82,35 @@ class Answer:
             "total_tokens": prompt + completion,
         }
 
+    def logprobs(self, sampled: Sequence[Sampled]) -> ChoiceLogprobs | None:
+        """One entry per token, where they were asked for."""
+        if not self.wanted.logprobs:
+            return None
+        return {"content": [self._logprob(s) for s in sampled]}
+
     def _choice(self, index: int, output: Output) -> Choice:
         progress = output.progress
         ids = [s.token for s in output.sampled]
-        text = self._tokenizer.decode(ids[: progress.visible], skip_special_tokens=not self.job.keep_special)
+        text = self.tokenizer.decode(ids[: progress.visible], skip_special_tokens=not self.job.keep_special)
         assert isinstance(text, str)
-        text = text[: progress.text_end]
+        text = self.forced + text[: progress.text_end]
         calls: list[ParsedCall] = []
         content: str | None = text
-        if self._parse_tools:
+        if self.parse_tools:
             content, calls = parse_tool_calls(text)
         message: MessageOut = {"role": "assistant", "content": content}
         if calls:
             message["tool_calls"] = [tool_call(call) for call in calls]
-        reason = progress.finish_reason or "stop"
         choice: Choice = {
             "index": index,
             "message": message,
             "logprobs": self.logprobs(output.sampled),
-            "finish_reason": "tool_calls" if calls and reason == "stop" else reason,
+            "finish_reason": finish_reason(progress.finish_reason, bool(calls)),
             "stop_reason": progress.stop_reason,
         }
-        if self._wanted.return_token_ids:
+        if self.wanted.return_token_ids:
             choice["token_ids"] = ids
         return choice
-
-    def logprobs(self, sampled: Sequence[Sampled]) -> ChoiceLogprobs | None:
-        """One entry per token, where they were asked for."""
-        if not self._wanted.logprobs:
-            return None
-        return {"content": [self._logprob(s) for s in sampled]}
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:
         text = self._spell(sampled.token)
@@ -121,20 +118,22 @@ class Answer:
             "token": text,
             "logprob": sampled.logprob,
             "bytes": list(text.encode()),
-            "top_logprobs": [
-                {
-                    "token": (alternative := self._spell(token)),
-                    "logprob": p,
-                    "bytes": list(alternative.encode()),
-                }
-                for token, p in sampled.top
-            ],
+            "top_logprobs": [self._top(token, logprob) for token, logprob in sampled.top],
         }
 
+    def _top(self, token: int, logprob: float) -> TopLogprob:
+        text = self._spell(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
     def _spell(self, token: int) -> str:
-        text = self._tokenizer.decode([token])
+        text = self.tokenizer.decode([token])
         assert isinstance(text, str)
         return text
+
+
+def finish_reason(reason: str | None, called: bool) -> str:
+    """OpenAI's: a completion that ended by itself after a call says so."""
+    return "tool_calls" if called and reason == "stop" else reason or "stop"
 
 
 def tool_call(call: ParsedCall) -> ToolCallOut:

@@ -6,20 +6,25 @@ what to change; a client that leaves frees its place.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pydantic_core
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.types import Receive
 from transformers import PreTrainedTokenizerBase
 
 from art_core.config import EngineConfig
-from art_core.errors import ArtError, ChatTemplateError, EngineError
+from art_core.errors import ArtError, ChatTemplateError
 from art_core.inference.embedded.answer import Answer
 from art_core.inference.embedded.job import Job
 from art_core.inference.embedded.prompt import encode, render
 from art_core.inference.embedded.sampling import SamplingParams
 from art_core.inference.embedded.scheduler import Scheduler
+from art_core.inference.embedded.stream import AnswerStream
+from art_core.inference.embedded.tools import tool_use
 from art_core.inference.embedded.versions import ServedVersions, UnknownModelError
 from art_core.inference.openai_schema import (
     ChatRequest,
@@ -27,6 +32,7 @@ from art_core.inference.openai_schema import (
     error_response,
     parse_chat_request,
 )
+from art_core.inference.tool_parsing import OPEN
 
 CLIENT_CLOSED = 499
 """What nobody reads: the client has gone."""
@@ -54,11 +60,27 @@ def build_app(
     app.add_route("/health", api.health, methods=["GET"])
     app.add_route("/v1/models", api.models, methods=["GET"])
     app.add_route("/v1/chat/completions", api.chat, methods=["POST"])
+    app.add_exception_handler(HTTPException, _no_such_route)
+    app.add_exception_handler(Exception, _fault)
     return app
 
 
 def _json(body: Any, status: int = 200) -> Response:
     return Response(pydantic_core.to_json(body), status, media_type="application/json")
+
+
+async def _no_such_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    message = (
+        f"{request.method} {request.url.path} is not served here; this engine has POST /v1/chat/completions, "
+        "GET /v1/models and GET /health"
+    )
+    return _json(error_response(message, kind="invalid_request_error"), status)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    message = f"the embedded engine failed: {type(error).__name__}: {error}"
+    return _json(error_response(message, kind="server_error"), 500)
 
 
 def _refuse(error: ArtError) -> Response:
@@ -91,7 +113,7 @@ class _Api:
         self._versions = versions
         self._scheduler = scheduler
         self._started = int(time.time())
-        self._count = 0
+        self._tags_are_special = OPEN in tokenizer.all_special_tokens
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok"})
@@ -108,34 +130,37 @@ class _Api:
             answer = self._begin(wanted)
         except ArtError as error:
             return _refuse(error)
-        return await _whole(answer, request.receive)
+        waiter = _Waiter(answer, self._scheduler, request.receive)
+        return await (_stream(answer, waiter) if wanted.stream else _whole(answer, waiter))
 
     def _begin(self, wanted: ChatRequest) -> Answer:
-        version = self._versions.resolve(wanted.model)
-        if wanted.tool_choice not in (None, "none", "auto"):
-            raise InvalidParameterError(
-                f"tool_choice={wanted.tool_choice!r} is not supported; use 'auto' or 'none'", "tool_choice"
-            )
+        self._versions.resolve(wanted.model)  # refused before any work is done
         if wanted.top_logprobs and not wanted.logprobs:
             raise InvalidParameterError("top_logprobs needs logprobs=true", "top_logprobs")
-        tools = wanted.tools if wanted.tools and wanted.tool_choice != "none" else None
-        text = render(self._tokenizer, wanted.messages, tools, wanted.chat_template_kwargs)
+        if wanted.stream_options is not None and not wanted.stream:
+            raise InvalidParameterError("stream_options needs stream=true", "stream_options")
+        use = tool_use(wanted)
+        text = render(self._tokenizer, wanted.messages, use.tools, wanted.chat_template_kwargs)
         prompt = encode(self._tokenizer, text)
-        params = self._params(wanted, len(prompt))
+        if use.forced:
+            prompt += encode(self._tokenizer, use.forced)
+        params = self._params(wanted, len(prompt), use.stop)
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
-        self._count += 1
-        job = Job(
-            version.name,
-            prompt,
-            params,
-            n=wanted.n or 1,
-            notify=lambda: _notify(loop, changed),
-        )
-        self._scheduler.submit(job)
-        return Answer(wanted, job, self._tokenizer, changed, parse_tools=tools is not None)
+        with self._versions.entering(wanted.model) as version:
+            job = Job(
+                version.name,
+                prompt,
+                params,
+                n=wanted.n or 1,
+                keep_special=use.tools is not None and self._tags_are_special,
+                notify=lambda: _notify(loop, changed),
+            )
+            self._scheduler.submit(job)
+        parse = use.tools is not None
+        return Answer(wanted, job, self._tokenizer, changed, forced=use.forced, parse_tools=parse)
 
-    def _params(self, wanted: ChatRequest, prompt_tokens: int) -> SamplingParams:
+    def _params(self, wanted: ChatRequest, prompt_tokens: int, tool_stop: tuple[str, ...]) -> SamplingParams:
         limit = self._config.max_model_len
         room = limit - prompt_tokens
         if room < 1:
@@ -158,7 +183,7 @@ class _Api:
             top_p=1.0 if wanted.top_p is None else wanted.top_p,
             top_k=max(0, wanted.top_k or 0),
             seed=wanted.seed,
-            stop=wanted.stop,
+            stop=(*wanted.stop, *tool_stop),
             stop_token_ids=ends if wanted.ignore_eos else ends | self._end_token_ids,
             top_logprobs=wanted.top_logprobs or 0,
         )
@@ -172,24 +197,80 @@ def _notify(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
         return
 
 
-async def _whole(answer: Answer, receive: Callable[[], Awaitable[Any]]) -> Response:
-    done = asyncio.ensure_future(answer.wait())
-    gone = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait((done, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not done.done():
-            return Response(status_code=CLIENT_CLOSED)
-        if answer.job.error is not None:
-            error = answer.job.error
-            return _refuse(error if isinstance(error, ArtError) else EngineError(str(error)))
-        return _json(answer.response())
-    finally:
-        if not answer.job.done:
-            answer.job.cancel()
-        done.cancel()
-        gone.cancel()
+class _Waiter:
+    """Waits for a job's news, and cancels the job when its client leaves."""
+
+    def __init__(self, answer: Answer, scheduler: Scheduler, receive: Receive) -> None:
+        self._answer = answer
+        self._scheduler = scheduler
+        self._watch = asyncio.ensure_future(_disconnected(receive))
+        self._watch.add_done_callback(lambda _: answer.changed.set())
+
+    @property
+    def gone(self) -> bool:
+        return self._watch.done()
+
+    async def news(self) -> None:
+        await self._answer.changed.wait()
+        self._answer.changed.clear()
+
+    def end(self) -> None:
+        self._watch.cancel()
+        if not self._answer.job.done:
+            self._scheduler.cancel(self._answer.job)
 
 
-async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+async def _whole(answer: Answer, waiter: _Waiter) -> Response:
+    try:
+        while not answer.job.done and not waiter.gone:
+            await waiter.news()
+        if answer.job.error is not None:
+            return _refuse(answer.job.error)
+        return _json(answer.response()) if answer.job.done else Response(status_code=CLIENT_CLOSED)
+    finally:
+        waiter.end()
+
+
+async def _stream(answer: Answer, waiter: _Waiter) -> Response:
+    # The status line is sent with the first token: what fails before that fails as an HTTP error.
+    handed_over = False
+    try:
+        while not answer.job.done and not waiter.gone and not any(o.sampled for o in answer.job.outputs):
+            await waiter.news()
+        if answer.job.error is not None:
+            return _refuse(answer.job.error)
+        handed_over = True
+        return StreamingResponse(_events(answer, waiter), media_type="text/event-stream")
+    finally:
+        if not handed_over:
+            waiter.end()
+
+
+async def _events(answer: Answer, waiter: _Waiter) -> AsyncIterator[bytes]:
+    stream = AnswerStream(answer)
+    try:
+        for chunk in stream.first():
+            yield _event(chunk)
+        while not waiter.gone:
+            for chunk in stream.news():
+                yield _event(chunk)
+            if answer.job.error is not None:
+                yield _event(error_response(str(answer.job.error), kind="server_error"))
+                return
+            if stream.finished:
+                break
+            await waiter.news()
+        for chunk in stream.last():
+            yield _event(chunk)
+        yield b"data: [DONE]\n\n"
+    finally:
+        waiter.end()
+
+
+def _event(body: Any) -> bytes:
+    return b"data: " + pydantic_core.to_json(body) + b"\n\n"

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from art_core.errors import EngineError
 from art_core.inference.embedded.sampling import Sampled, SamplingParams
 
 
@@ -67,14 +68,10 @@ class Job:
         self.outputs = [Output() for _ in range(n)]
         self.notify = notify
         self.open = n  # choices that wait or run; the scheduler's count
-        self.error: Exception | None = None
+        self.error: EngineError | None = None
         self.cancelled = threading.Event()
 
     @property
     def done(self) -> bool:
         """Whether nothing more will come."""
         return self.error is not None or all(o.progress.finish_reason for o in self.outputs)
-
-    def cancel(self) -> None:
-        """Nobody waits for it any more; the scheduler drops it at its next step."""
-        self.cancelled.set()

@@ -3,10 +3,10 @@
 Invariant: after `Runner.run` every node of the batch is ready, and its result depends only on the
 tokens above it.
 
-A batch has one of two layouts. *Packed*: all nodes in one row, with a mask that lets each see its
-ancestors; contexts that nodes share are read once. *Rows*: one node per row, each with its own padded
-context; right when long contexts have little in common. Either way the new keys and values go to the
-nodes' slots, and attention reads the slots that it needs.
+A batch has one of two layouts. *Rows*: one sequence's new tokens per row, each row with its own context.
+*Packed*: the next tokens of many sequences in one row, with a mask that lets each see its ancestors, so
+that a context which they share is read once. Either way the new keys and values go to the nodes' slots,
+and attention reads the slots that it needs.
 """
 
 from collections.abc import Sequence
@@ -25,53 +25,77 @@ Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
+class Chain:
+    """New tokens of one sequence.
+
+    Attributes:
+        path: slots of what lies above them, all ready  [context].
+        nodes: the new nodes, each the parent of the next.
+    """
+
+    path: Slots
+    nodes: Sequence[Node]
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """One forward pass.
 
     Attributes:
-        nodes: what is computed, parents before children  [nodes].
+        nodes: what is computed.
+        cells: where each node stands in the flattened [rows, queries]; the other cells are padding.
         slots: where attention reads  [rows, context].
-        mask: which of them each query may see  [rows, queries, context]; rows * queries = nodes.
+        mask: what each query may see  [rows, queries, context].
     """
 
     nodes: Sequence[Node]
+    cells: Slots
     slots: Slots
     mask: npt.NDArray[np.bool_]
 
 
-def packed(nodes: Sequence[Node], paths: Sequence[Slots]) -> Batch:
-    """All nodes in one row.
-
-    Args:
-        nodes: parents before children.
-        paths: for each node, the slots of its ready ancestors; empty where its parent is in ``nodes``.
-    """
-    roots = [path for path in paths if len(path)]
-    past: Slots = np.unique(np.concatenate(roots)) if roots else np.empty(0, dtype=np.int64)
-    mask = np.zeros((len(nodes), len(past) + len(nodes)), dtype=np.bool_)
-    row_of: dict[int, int] = {}
-    for row, (node, path) in enumerate(zip(nodes, paths, strict=True)):
-        above = row_of.get(id(node.parent))
-        if above is None:
-            mask[row, np.searchsorted(past, path)] = True
-        else:
-            mask[row] = mask[above]
-        mask[row, len(past) + row] = True
-        row_of[id(node)] = row
+def packed(chains: Sequence[Chain]) -> Batch:
+    """Chains of one node each in a single row, which reads every shared slot once."""
+    nodes = [chain.nodes[0] for chain in chains]
+    past: Slots = np.unique(np.concatenate([chain.path for chain in chains]))
+    mask = np.zeros((1, len(nodes), len(past) + len(nodes)), dtype=np.bool_)
+    for row, chain in enumerate(chains):
+        mask[0, row, np.searchsorted(past, chain.path)] = True
+        mask[0, row, len(past) + row] = True
     own = np.fromiter((node.slot for node in nodes), dtype=np.int64, count=len(nodes))
-    return Batch(nodes, np.concatenate([past, own])[None], mask[None])
+    return Batch(nodes, np.arange(len(nodes)), np.concatenate([past, own])[None], mask)
 
 
-def rows(nodes: Sequence[Node], paths: Sequence[Slots]) -> Batch:
-    """One node per row; ``paths`` are the slots of all its ancestors."""
-    width = max(len(path) for path in paths) + 1
-    slots: Slots = np.zeros((len(nodes), width), dtype=np.int64)
-    lengths = np.fromiter((len(path) + 1 for path in paths), dtype=np.int64, count=len(nodes))
-    for row, (node, path) in enumerate(zip(nodes, paths, strict=True)):
-        slots[row, : len(path)] = path
-        slots[row, len(path)] = node.slot
-    mask = np.arange(width)[None, :] < lengths[:, None]
-    return Batch(nodes, slots, mask[:, None])
+def rows(chains: Sequence[Chain]) -> Batch:
+    """One chain per row, padded on the right."""
+    above = np.array([len(chain.path) for chain in chains])
+    queries = max(len(chain.nodes) for chain in chains)
+    context = max(len(chain.path) + len(chain.nodes) for chain in chains)
+    slots: Slots = np.zeros((len(chains), context), dtype=np.int64)
+    cells: list[int] = []
+    for row, chain in enumerate(chains):
+        end = len(chain.path) + len(chain.nodes)
+        slots[row, : len(chain.path)] = chain.path
+        slots[row, len(chain.path) : end] = [node.slot for node in chain.nodes]
+        cells.extend(range(row * queries, row * queries + len(chain.nodes)))
+    sees = above[:, None] + np.arange(1, queries + 1)
+    mask = np.arange(context) < sees[:, :, None]
+    return Batch([node for chain in chains for node in chain.nodes], np.array(cells), slots, mask)
+
+
+COLUMN_COST = 32
+"""What reading one context slot costs, in query-slot products; measured on a CPU with bfloat16."""
+
+
+def cheapest(chains: Sequence[Chain]) -> Batch:
+    """Chains of one node each, packed or in rows, whichever reads and multiplies less."""
+    longest = max(len(chain.path) for chain in chains) + 1
+    in_rows = len(chains) * longest * (1 + COLUMN_COST)
+    if len(chains) > 1:
+        shared = len(np.unique(np.concatenate([chain.path for chain in chains]))) + len(chains)
+        if shared * (len(chains) + COLUMN_COST) < in_rows:
+            return packed(chains)
+    return rows(chains)
 
 
 class _PoolLayer(CacheLayerMixin):
@@ -80,6 +104,7 @@ class _PoolLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.write: torch.Tensor = torch.empty(0)
+        self.cells: torch.Tensor | None = None
         self.read: torch.Tensor = torch.empty(0)
         self.shape: tuple[int, int] = (0, 0)
         self.capacity = 0
@@ -109,7 +134,8 @@ class _PoolLayer(CacheLayerMixin):
     def _exchange(self, pool: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
         """Write ``new`` [rows, heads, queries, width]; read [rows, heads, context, width]."""
         heads, width = new.shape[1], new.shape[3]
-        pool.index_copy_(0, self.write, new.transpose(1, 2).reshape(-1, heads * width))
+        flat = new.transpose(1, 2).reshape(-1, heads * width)
+        pool.index_copy_(0, self.write, flat if self.cells is None else flat.index_select(0, self.cells))
         read = pool.index_select(0, self.read)
         return read.view(*self.shape, heads, width).transpose(1, 2)
 
@@ -150,19 +176,24 @@ class Runner:
         """Compute a batch; its nodes are ready afterwards."""
         device = self._policy.device
         shape = batch.mask.shape[:2]
+        tokens = np.zeros(shape, dtype=np.int64)
+        positions = np.zeros(shape, dtype=np.int64)
+        tokens.flat[batch.cells] = [node.token for node in batch.nodes]
+        positions.flat[batch.cells] = [node.depth - 1 for node in batch.nodes]
         write = torch.tensor([node.slot for node in batch.nodes], device=device)
-        tokens = torch.tensor([node.token for node in batch.nodes], device=device).view(shape)
-        positions = torch.tensor([node.depth - 1 for node in batch.nodes], device=device).view(shape)
-        read = torch.from_numpy(batch.slots).to(device)
-        self._cache.point(write, read)
+        padded = tokens.size > len(batch.nodes)
+        cells = torch.from_numpy(batch.cells).to(device) if padded else None
+        self._cache.point(write, cells, torch.from_numpy(batch.slots).to(device))
         output = self._policy.hidden_states(
-            input_ids=tokens,
-            position_ids=positions,
+            input_ids=torch.from_numpy(tokens).to(device),
+            position_ids=torch.from_numpy(positions).to(device),
             attention_mask=torch.from_numpy(batch.mask).to(device)[:, None],
             past_key_values=self._cache,
             use_cache=True,
         )
         hidden: torch.Tensor = output.last_hidden_state.flatten(0, 1)
+        if cells is not None:
+            hidden = hidden.index_select(0, cells)
         if self._hidden is None:
             self._hidden = hidden.new_zeros(self._capacity, hidden.shape[1])
         self._hidden.index_copy_(0, write, hidden)
@@ -184,6 +215,7 @@ class _PoolCache(Cache):
         self._pools: list[_PoolLayer] = []
         self._capacity = 0
         self._write = torch.empty(0)
+        self._cells: torch.Tensor | None = None
         self._read = torch.empty(0)
 
     def grow(self, capacity: int) -> None:
@@ -191,13 +223,13 @@ class _PoolCache(Cache):
         for pool in self._pools:
             pool.grow(capacity)
 
-    def point(self, write: torch.Tensor, read: torch.Tensor) -> None:
-        self._write, self._read = write, read
+    def point(self, write: torch.Tensor, cells: torch.Tensor | None, read: torch.Tensor) -> None:
+        self._write, self._cells, self._read = write, cells, read
         for pool in self._pools:
             self._aim(pool)
 
     def _aim(self, pool: _PoolLayer) -> None:
-        pool.write = self._write
+        pool.write, pool.cells = self._write, self._cells
         pool.read = self._read.flatten()
         pool.shape = (self._read.shape[0], self._read.shape[1])
 

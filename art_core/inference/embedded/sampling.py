@@ -14,6 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from art_core.errors import EngineError
+
+BLOCK = 128
+"""Tokens in a block of the two-stage search; divides the vocabularies of most models."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
@@ -81,91 +86,104 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     Args:
         logits: [rows, vocabulary] in float32; several draws may share a row.
         draws: who samples from which row.
+
+    Raises:
+        EngineError: a row's logits are not finite.
     """
-    logprobs = torch.log_softmax(logits, dim=-1)
-    tokens = _choose(logits, logprobs, draws)
-    chosen = logprobs[torch.tensor([d.row for d in draws], device=logits.device), tokens].tolist()
-    tops = _tops(logprobs, draws)
+    totals = logits.logsumexp(dim=-1)
+    if not bool(totals.isfinite().all()):
+        raise EngineError(
+            "the model's logits are not finite: its weights or its adapter hold NaN or infinity; "
+            "go back to an earlier version, and train with a lower learning rate"
+        )
+    tokens = _choose(logits, draws)
+    rows = torch.tensor([draw.row for draw in draws], device=logits.device)
+    chosen = (logits[rows, tokens] - totals[rows]).tolist()
+    tops = _tops(logits, totals, draws)
     return [Sampled(t, p, top) for t, p, top in zip(tokens.tolist(), chosen, tops, strict=True)]
 
 
-def _choose(logits: torch.Tensor, logprobs: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """The token of each draw  [draws]."""
     tokens = torch.zeros(len(draws), dtype=torch.long, device=logits.device)
     greedy = [i for i, d in enumerate(draws) if d.params.temperature == 0]
     if greedy:
         tokens[greedy] = logits[[draws[i].row for i in greedy]].argmax(dim=-1)
-    # Draws that sample from the same distribution share its cumulative sum.
-    shared: dict[tuple[int, float, float, int], list[int]] = {}
-    for i, draw in enumerate(draws):
-        p = draw.params
-        if p.temperature > 0:
-            shared.setdefault((draw.row, p.temperature, p.top_p, p.top_k), []).append(i)
-    plain = {key: who for key, who in shared.items() if key[2] >= 1 and key[3] == 0}
-    cut = {key: who for key, who in shared.items() if key not in plain}
+    plain = [i for i, d in enumerate(draws) if d.params.temperature > 0 and not _cuts(d.params)]
     if plain:
-        probs = _probabilities(logits, logprobs, list(plain))
-        _invert(probs, None, list(plain.values()), draws, tokens)
+        probs, index = _tempered(logits, [draws[i] for i in plain])
+        tokens[plain] = _invert(probs, index, [draws[i].uniform for i in plain])
+    cut = [i for i, d in enumerate(draws) if d.params.temperature > 0 and _cuts(d.params)]
     if cut:
-        probs, order = _cut(_probabilities(logits, logprobs, list(cut)), list(cut))
-        _invert(probs, order, list(cut.values()), draws, tokens)
+        probs, index = _tempered(logits, [draws[i] for i in cut])
+        kept, order = _cut(probs[index], [draws[i].params for i in cut])
+        places = _invert(kept, torch.arange(len(cut), device=logits.device), [draws[i].uniform for i in cut])
+        tokens[cut] = order.gather(1, places[:, None])[:, 0]
     return tokens
 
 
-def _probabilities(
-    logits: torch.Tensor, logprobs: torch.Tensor, keys: list[tuple[int, float, float, int]]
-) -> torch.Tensor:
-    """Tempered probabilities in float64  [keys, vocabulary]."""
-    rows = torch.tensor([key[0] for key in keys], device=logits.device)
-    if all(key[1] == 1 for key in keys):
-        return logprobs[rows].double().exp_()
-    # In float64, so that a cumulative sum over a large vocabulary keeps its tail.
-    temperatures = torch.tensor([key[1] for key in keys], dtype=torch.float64, device=logits.device)
-    return torch.softmax(logits[rows].double() / temperatures[:, None], dim=-1)
+def _cuts(params: SamplingParams) -> bool:
+    return params.top_p < 1 or params.top_k > 0
 
 
-def _cut(probs: torch.Tensor, keys: list[tuple[int, float, float, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _tempered(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Each distinct distribution once  [distributions, vocabulary], and which one each draw has  [draws]."""
+    place: dict[tuple[int, float], int] = {}
+    index = [place.setdefault((d.row, d.params.temperature), len(place)) for d in draws]
+    temperatures = torch.tensor([t for _, t in place], dtype=logits.dtype, device=logits.device)
+    probs = torch.softmax(logits[[row for row, _ in place]] / temperatures[:, None], dim=-1)
+    return probs, torch.tensor(index, device=logits.device)
+
+
+def _cut(probs: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
     """Top-k, then top-p; returns what remains, likeliest first, and the token ids in that order."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
-    vocabulary = probs.shape[1]
-    top_k = torch.tensor([key[3] or vocabulary for key in keys], device=probs.device)
-    top_p = torch.tensor([key[2] for key in keys], dtype=probs.dtype, device=probs.device)
-    ordered = ordered * (torch.arange(vocabulary, device=probs.device) < top_k[:, None])
+    rank = torch.arange(probs.shape[1], device=probs.device)
+    top_k = torch.tensor([p.top_k or probs.shape[1] for p in params], device=probs.device)
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=probs.device)
+    ordered = ordered.double() * (rank < top_k[:, None])
     ordered = ordered / ordered.sum(dim=-1, keepdim=True)
     before = ordered.cumsum(dim=-1) - ordered
-    kept = (before < top_p[:, None]) | (torch.arange(vocabulary, device=probs.device) == 0)
-    return ordered * kept, order
+    return ordered * ((before < top_p[:, None]) | (rank == 0)), order
 
 
-def _invert(
-    probs: torch.Tensor,
-    order: torch.Tensor | None,
-    groups: list[list[int]],
-    draws: Sequence[Draw],
-    tokens: torch.Tensor,
-) -> None:
-    """Put each draw's uniform number through its row's inverse cumulative distribution."""
-    cumulative = probs.cumsum(dim=-1)
-    width = max(len(who) for who in groups)
-    uniforms = torch.tensor(
-        [[draws[i].uniform for i in who] + [0.0] * (width - len(who)) for who in groups],
-        dtype=probs.dtype,
-        device=probs.device,
-    )
-    # right=True finds the first token whose cumulative sum exceeds the number: never one of probability 0.
-    found = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
-    found = found.clamp_(max=probs.shape[1] - 1)
-    if order is not None:
-        found = order.gather(1, found)
-    members = [i for who in groups for i in who]
-    row = [r for r, who in enumerate(groups) for _ in who]
-    column = [c for who in groups for c in range(len(who))]
-    tokens[members] = found[row, column]
+def _invert(weights: torch.Tensor, index: torch.Tensor, uniforms: Sequence[float]) -> torch.Tensor:
+    """Put uniform numbers through the inverse cumulative distribution.
+
+    In two stages, first to a block of the vocabulary and then inside it, both in float64: a cumulative
+    sum over the whole vocabulary would be slower, and in float32 would lose the tail.
+
+    Args:
+        weights: [distributions, vocabulary]; need not sum to exactly 1.
+        index: each draw's distribution  [draws].
+        uniforms: each draw's number  [draws].
+
+    Returns:
+        Places in the vocabulary whose weight is never 0  [draws].
+    """
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK))
+    blocks = padded.view(weights.shape[0], -1, BLOCK)
+    ends = blocks.sum(dim=-1).double().cumsum(dim=-1)[index]
+    target = torch.tensor(uniforms, dtype=torch.float64, device=weights.device)[:, None] * ends[:, -1:]
+    block = _first_above(ends, target)
+    start = torch.nn.functional.pad(ends, (1, 0)).gather(1, block)
+    inside = blocks[index, block[:, 0]].double().cumsum(dim=-1)
+    return (block * BLOCK + _first_above(inside, target - start))[:, 0]
 
 
-def _tops(logprobs: torch.Tensor, draws: Sequence[Draw]) -> list[tuple[tuple[int, float], ...]]:
+def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """The first place whose cumulative sum exceeds the target, which rounding must not push past the end."""
+    last = cumulative[:, -1:]
+    return torch.searchsorted(cumulative, torch.minimum(target, last * (1 - 1e-12)), right=True)
+
+
+def _tops(
+    logits: torch.Tensor, totals: torch.Tensor, draws: Sequence[Draw]
+) -> list[tuple[tuple[int, float], ...]]:
     most = max(d.params.top_logprobs for d in draws)
     if not most:
         return [()] * len(draws)
-    values, ids = logprobs.topk(most, dim=-1)
-    listed = [list(zip(i, v, strict=True)) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
-    return [tuple(listed[d.row][: d.params.top_logprobs]) for d in draws]
+    values, ids = logits.topk(min(most, logits.shape[1]), dim=-1)
+    logprobs = (values - totals[:, None]).tolist()
+    listed = [tuple(zip(i, p, strict=True)) for i, p in zip(ids.tolist(), logprobs, strict=True)]
+    return [listed[d.row][: d.params.top_logprobs] for d in draws]

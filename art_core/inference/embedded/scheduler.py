@@ -3,85 +3,47 @@
 Invariant: every submitted job ends, with all its choices finished or with an error; an exception ends
 the jobs that it touched and no other.
 
-Each step samples wherever logits are known and then computes, in one or two forward passes, what the
-remaining sequences need next: prompts, in pieces, and sampled tokens together. Requests join and leave
-between steps. Sequences that agree share tree nodes, so that what was computed once is not computed
-again. Versions take turns, because the model runs with one adapter at a time.
+Each step samples wherever logits are known and then makes one forward pass: over prompts (long ones in
+pieces) or over the sampled tokens of all that decode. Requests join and leave between steps. Sequences
+that agree share tree nodes, so that what was computed once is not computed again. Versions take turns,
+because the model runs with one adapter at a time.
 """
 
 import logging
-import random
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from art_core.config import EngineConfig
 from art_core.errors import EngineError
-from art_core.inference.embedded.job import Job, Output, Progress
-from art_core.inference.embedded.runner import Batch, Runner, packed, rows
-from art_core.inference.embedded.sampling import Draw, Sampled, sample
-from art_core.inference.embedded.text import Detokenizer, StopFinder
-from art_core.inference.embedded.tree import Node, TokenTree
+from art_core.inference.embedded.job import Job
+from art_core.inference.embedded.runner import Batch, Chain, Runner, cheapest, rows
+from art_core.inference.embedded.sampling import Draw, sample
+from art_core.inference.embedded.sequence import Decoding
+from art_core.inference.embedded.tree import TokenTree
 from art_core.training.policy import Policy
 
 logger = logging.getLogger(__name__)
 
 PREFILL_NODES = 512
-"""Most nodes of one packed pass: enough to keep matrix products efficient, little enough that a long
+"""Most prompt tokens of one pass: enough to keep matrix products efficient, little enough that a long
 prompt does not hold up the others for long."""
 
-PACKED_AREA = PREFILL_NODES * 2560
-"""Most queries times context of one packed pass; beyond it attention, not the weights, takes the time."""
+MIN_FILL = 0.7
+"""Least share of a batch of prompts that is not padding."""
+
+MAX_PREFILLS = 4
+"""Passes over prompts before those that decode get their next token."""
 
 SAMPLE_ROWS = 64
 """Most rows of logits at once: [64, 150000] float64 is 77 MB."""
 
 TURN_SECONDS = 0.25
 """How long one version decodes, and the model's lock is held, while others wait."""
-
-
-class Sequence_:
-    """One choice of a job while it is decoded."""
-
-    def __init__(self, job: Job, choice: int, root: Node, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.job = job
-        self.output: Output = job.outputs[choice]
-        self.tokens: list[int] = list(job.prompt)
-        self.root = root
-        self.tip = root
-        self.path = np.empty(len(job.prompt) + job.params.max_tokens, dtype=np.int64)
-        self.rng: random.Random = job.params.generator(choice)
-        stops = job.params.stop
-        self.stops = StopFinder(stops) if stops else None
-        self.text = Detokenizer(tokenizer, keep_special=job.keep_special) if stops else None
-
-    @property
-    def missing(self) -> int:
-        """How many of its tokens are not computed yet."""
-        return len(self.tokens) - self.tip.depth
-
-    def take(self, sampled: Sampled) -> bool:
-        """Append a token; returns whether the sequence ends with it."""
-        output, params = self.output, self.job.params
-        self.tokens.append(sampled.token)
-        output.sampled.append(sampled)
-        count = len(output.sampled)
-        progress = Progress(count, count)
-        if sampled.token in params.stop_token_ids:
-            progress = Progress(count, count - 1, "stop", sampled.token)
-        elif self.stops is not None and self.text is not None:
-            found = self.stops.push(self.text.push(sampled.token))
-            if found is not None:
-                progress = Progress(count, count, "stop", found[0], found[1])
-        if progress.finish_reason is None and count >= params.max_tokens:
-            progress = Progress(count, count, "length")
-        output.progress = progress
-        return progress.finish_reason is not None
 
 
 class Scheduler:
@@ -101,7 +63,8 @@ class Scheduler:
         self._runner = Runner(policy)
         self._wake = threading.Condition()
         self._waiting: deque[tuple[Job, int]] = deque()
-        self._running: list[Sequence_] = []
+        self._running: dict[Decoding, None] = {}  # a set in order of arrival
+        self._prefills = 0
         self._jobs: Counter[str] = Counter()
         self._errands: deque[Callable[[], None]] = deque()
         self._paused = False
@@ -141,8 +104,18 @@ class Scheduler:
             self._paused = False
             self._wake.notify_all()
 
+    def cancel(self, job: Job) -> None:
+        """Nobody waits for a job any more: forget what waits, and what runs at the next step."""
+        with self._wake:
+            job.cancelled.set()
+            mine = sum(waiting is job for waiting, _ in self._waiting)
+            self._waiting = deque(entry for entry in self._waiting if entry[0] is not job)
+            for _ in range(mine):
+                self._settle(job)
+            self._wake.notify_all()
+
     def drain(self, version: str) -> None:
-        """Return once no job of this version is left and its cache is freed."""
+        """Return once no job of this version is left; its cache is freed."""
         with self._wake:
             self._wake.wait_for(lambda: not self._jobs[version] or self._closed)
             self._errands.append(lambda: self._tree.forget(version))
@@ -175,12 +148,13 @@ class Scheduler:
             version = self._next_version()
             if version is None:
                 continue
+            mine = [s for s in self._running if s.job.version == version]
             try:
                 with self._policy.using(version), torch.inference_mode():
                     self._turn(version)
             except Exception as broken:
                 logger.exception("decoding with version %s failed", version)
-                self._fail([s for s in self._running if s.job.version == version], broken)
+                self._fail(mine, broken)
             # A trainer that waits for the model's lock gets it now: the lock itself is not fair.
             time.sleep(0.0005)
         self._end_all()
@@ -196,9 +170,8 @@ class Scheduler:
                     self._settle(job)
                     continue
                 key = job.prompt if self._config.deterministic else None
-                sequence = Sequence_(job, choice, self._tree.root(job.version, key), self._tokenizer)
-                self._tree.move(None, sequence.root)
-                self._running.append(sequence)
+                root = self._tree.root(job.version, key)
+                self._running[Decoding(job, choice, self._tree, root, self._tokenizer)] = None
 
     def _next_version(self) -> str | None:
         """Whose turn it is: the version after the last one, in order of arrival."""
@@ -219,96 +192,74 @@ class Scheduler:
             self._step(mine)
             self._admit()
 
-    def _step(self, sequences: list[Sequence_]) -> None:
-        gone = [s for s in sequences if s.job.cancelled.is_set()]
-        for sequence in gone:
-            self._end(sequence)
-        sequences = [s for s in sequences if not s.job.cancelled.is_set()]
+    def _step(self, sequences: list[Decoding]) -> None:
+        """Sample where logits are known, then compute what the others need next."""
+        for sequence in sequences:
+            if sequence.job.cancelled.is_set() or sequence.job.error is not None:
+                self._end(sequence)
+        sequences = [s for s in sequences if s in self._running]
         if self._config.deterministic:
-            self._step_alone(sequences)
-        else:
-            self._step_together(sequences)
-
-    def _step_together(self, sequences: list[Sequence_]) -> None:
+            for sequence in sequences:
+                self._guard([sequence], self._step_alone)
+            return
         waiting = sequences
         while True:
             for sequence in waiting:
-                self._advance(sequence)
+                sequence.advance()
             ready = [s for s in waiting if not s.missing]
             if not ready:
                 break
-            ended = self._sample(ready)
-            waiting = [s for s in waiting if id(s) not in ended]
-        if waiting:
-            self._tree.trim(sum(min(s.missing, PREFILL_NODES) for s in waiting))
-            for batch in self._plan(waiting):
-                self._compute(batch)
+            self._guard(ready, self._sample)
+            waiting = [s for s in waiting if s in self._running]
+        singles = [s for s in waiting if s.missing == 1]
+        prompts = [s for s in waiting if s.missing > 1]
+        if prompts and (not singles or self._prefills < MAX_PREFILLS):
+            self._prefills += 1
+            self._guard(prompts, self._compute_prompts)
+        elif singles:
+            self._prefills = 0
+            self._guard(singles, self._compute_singles)
 
-    def _step_alone(self, sequences: list[Sequence_]) -> None:
-        """One sequence after the other, each in shapes that its own tokens alone decide."""
+    def _step_alone(self, sequences: list[Decoding]) -> None:
+        """One sequence, in shapes that its own tokens alone decide, whatever is in the cache."""
+        (sequence,) = sequences
+        sequence.advance()
+        if sequence.missing:
+            self._tree.trim(PREFILL_NODES)
+            # Pieces of a prompt begin at multiples, also when an earlier request left off in between.
+            done = sequence.tip.depth
+            begun = done % PREFILL_NODES if done < len(sequence.job.prompt) else 0
+            chain = sequence.extend(PREFILL_NODES - begun)
+            assert chain is not None  # nothing else is being computed
+            self._compute(rows([chain]))
+            sequence.advance()
+        if not sequence.missing:
+            self._sample([sequence])
+
+    def _compute_singles(self, sequences: list[Decoding]) -> None:
+        self._tree.trim(len(sequences))
+        chains = [chain for s in sequences if (chain := s.extend(1)) is not None]
+        self._compute(cheapest(chains))
+
+    def _compute_prompts(self, sequences: list[Decoding]) -> None:
+        """Prompts of similar length together, the oldest first.
+
+        A prompt whose next token another one of the batch computes waits for that: it shares more than
+        what is cached yet, and after this pass it needs only the rest.
+        """
+        self._tree.trim(PREFILL_NODES)
+        chains: list[Chain] = []
+        total = longest = 0
         for sequence in sequences:
-            self._advance(sequence)
-            if sequence.missing:
-                self._tree.trim(min(sequence.missing, PREFILL_NODES))
-                whole_pieces = PREFILL_NODES - sequence.tip.depth % PREFILL_NODES
-                nodes, paths = self._extend([sequence], whole_pieces)
-                self._compute(packed(nodes, paths))
-                self._advance(sequence)
-            if not sequence.missing:
-                self._sample([sequence])
-
-    def _advance(self, sequence: Sequence_) -> None:
-        """Walk over nodes that are computed already."""
-        node, tokens = sequence.tip, sequence.tokens
-        while node.depth < len(tokens):
-            child = node.children.get(tokens[node.depth])
-            if child is None or not child.ready:
-                break
-            sequence.path[node.depth] = child.slot
-            node = child
-        if node is not sequence.tip:
-            self._tree.move(sequence.tip, node)
-            sequence.tip = node
-
-    def _plan(self, sequences: list[Sequence_]) -> list[Batch]:
-        """What to compute now: one pass of single tokens where that pays, and one packed pass."""
-        singles = [s for s in sequences if s.missing == 1]
-        batches: list[Batch] = []
-        shared = len(np.unique(np.concatenate([s.path[: s.tip.depth] for s in singles]))) if singles else 0
-        longest = max((s.tip.depth for s in singles), default=0)
-        if len(singles) * shared > 4 * len(singles) * (longest + 1) * 16:
-            nodes, paths = self._extend(singles, len(singles))
-            batches.append(rows(nodes, paths))
-            sequences = [s for s in sequences if s.missing > 1]
-        if sequences:
-            nodes, paths = self._extend(sequences, PREFILL_NODES)
-            batches.append(packed(nodes, paths))
-        return batches
-
-    def _extend(
-        self, sequences: list[Sequence_], budget: int
-    ) -> tuple[list[Node], list[np.typing.NDArray[np.int64]]]:
-        """Add the nodes that the sequences need next, at most ``budget`` in all."""
-        nodes: list[Node] = []
-        paths: list[np.typing.NDArray[np.int64]] = []
-        nothing = np.empty(0, dtype=np.int64)
-        columns = 0
-        for sequence in sorted(sequences, key=lambda s: s.missing > 1):
-            if nodes and (len(nodes) >= budget or len(nodes) * (columns + len(nodes)) > PACKED_AREA):
-                break
-            node = sequence.tip
-            columns += node.depth
-            while node.depth < len(sequence.tokens):
-                token = sequence.tokens[node.depth]
-                child = node.children.get(token)
-                if child is None:
-                    if len(nodes) >= budget:
-                        break
-                    child = self._tree.add(node, token)
-                    nodes.append(child)
-                    paths.append(sequence.path[: node.depth] if node.ready else nothing)
-                node = child
-        return nodes, paths
+            length = min(sequence.missing, PREFILL_NODES)
+            area = (len(chains) + 1) * max(longest, length)
+            if chains and (area > PREFILL_NODES or total + length < MIN_FILL * area):
+                continue
+            chain = sequence.extend(length)
+            if chain is not None:
+                chains.append(chain)
+                total, longest = total + length, max(longest, length)
+        self._compute(rows(chains))
 
     def _compute(self, batch: Batch) -> None:
         try:
@@ -318,9 +269,16 @@ class Scheduler:
             self._tree.discard(batch.nodes)
             raise
 
-    def _sample(self, sequences: list[Sequence_]) -> set[int]:
-        """One token for each; returns the ids of those that ended."""
-        ended: set[int] = set()
+    def _guard(self, sequences: list[Decoding], work: Callable[[list[Decoding]], None]) -> None:
+        """Do work for some sequences; if it fails, they end with the error and the engine lives on."""
+        try:
+            work(sequences)
+        except Exception as broken:
+            logger.exception("decoding failed for %d sequences", len(sequences))
+            self._fail(sequences, broken)
+
+    def _sample(self, sequences: list[Decoding]) -> None:
+        """One token for each."""
         nodes = list({id(s.tip): s.tip for s in sequences}.values())
         for start in range(0, len(nodes), SAMPLE_ROWS):
             part = nodes[start : start + SAMPLE_ROWS]
@@ -329,18 +287,15 @@ class Scheduler:
             draws = [Draw(row_of[id(s.tip)], s.job.params, s.rng.random()) for s in mine]
             for sequence, sampled in zip(mine, sample(self._runner.logits(part), draws), strict=True):
                 if sequence.take(sampled):
-                    ended.add(id(sequence))
                     self._end(sequence)
-                else:
-                    sequence.job.notify()
-        return ended
+                sequence.job.notify()
 
     # -- ends ------------------------------------------------------------------------------------------
 
-    def _end(self, sequence: Sequence_) -> None:
-        self._tree.move(sequence.tip, None)
+    def _end(self, sequence: Decoding) -> None:
+        sequence.leave()
         with self._wake:
-            self._running.remove(sequence)
+            del self._running[sequence]
             self._settle(sequence.job)
 
     def _settle(self, job: Job) -> None:
@@ -351,8 +306,8 @@ class Scheduler:
             self._wake.notify_all()
             job.notify()
 
-    def _fail(self, sequences: Sequence[Sequence_], cause: Exception) -> None:
-        for sequence in sequences:
+    def _fail(self, sequences: Sequence[Decoding], cause: Exception) -> None:
+        for sequence in [s for s in sequences if s in self._running]:
             if sequence.job.error is None:
                 error = EngineError(f"decoding failed: {type(cause).__name__}: {cause}")
                 error.__cause__ = cause

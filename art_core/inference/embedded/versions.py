@@ -4,7 +4,8 @@ Invariant: a version that a request has entered stays until that request has lef
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from art_core.errors import EngineError
 from art_core.types import PolicyVersion
@@ -23,7 +24,7 @@ class ServedVersions:
 
     def __init__(self, model: str) -> None:
         self.model = model
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._served: list[PolicyVersion] = []
 
     def add(self, version: PolicyVersion) -> None:
@@ -43,6 +44,16 @@ class ServedVersions:
         """Oldest first."""
         with self._lock:
             return tuple(self._served)
+
+    @contextmanager
+    def entering(self, name: str) -> Generator[PolicyVersion]:
+        """`resolve`, and no version is removed inside the block: time to hand a request over.
+
+        Raises:
+            UnknownModelError: nothing of that name is served.
+        """
+        with self._lock:
+            yield self.resolve(name)
 
     def resolve(self, name: str) -> PolicyVersion:
         """The version that a request's ``model`` stands for.
