@@ -7,16 +7,16 @@ if TYPE_CHECKING:
     from art_langgraph.capturing import capture
     from art_langgraph.chat_model import ChatART
     from art_langgraph.handler import TrajectoryCallbackHandler
-    from art_langgraph.rollout import agather, arollout, gather, rollout
+    from art_langgraph.rollouts import agather, arollout, gather, rollout
 
 _WHERE = {
     "ChatART": "chat_model",
     "TrajectoryCallbackHandler": "handler",
-    "agather": "rollout",
-    "arollout": "rollout",
+    "agather": "rollouts",
+    "arollout": "rollouts",
     "capture": "capturing",
-    "gather": "rollout",
-    "rollout": "rollout",
+    "gather": "rollouts",
+    "rollout": "rollouts",
 }
 
 __all__ = ["ChatART", "TrajectoryCallbackHandler", "agather", "arollout", "capture", "gather", "rollout"]

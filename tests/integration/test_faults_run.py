@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import pytest
-from art_langgraph.chat_model import ChatART
 from fakes.vllm_server import FakeVLLM, completion_ids, prompt_ids
 from langchain_core.language_models import BaseChatModel
 from langgraph.graph import END, START, StateGraph
@@ -13,7 +12,8 @@ from langgraph.graph import END, START, StateGraph
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.store import Store
 from art_core.types import Scenario, Step, Trajectory
-from art_langgraph.rollout import agather
+from art_langgraph.chat_model import ChatART
+from art_langgraph.rollouts import agather
 
 SCENARIOS, GROUP, CALLS = 50, 10, 3
 TIMEOUT = 8.0

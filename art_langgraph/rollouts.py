@@ -22,9 +22,10 @@ from art_core.recording import Rollout, Sink, current_rollout
 from art_core.rollouts import Agent, InProcess, Terms, arun, keep_output
 from art_core.scoring import RewardFunction
 from art_core.sync import run_sync
-from art_core.threads import ElasticThreads
+from art_core.threads import ElasticThreads, call
 from art_core.types import Scenario, Trajectory
 from art_core.workers import Job, Workers
+from art_langgraph.capturing import capture
 from art_langgraph.loading import Address, load_graph, load_object
 from art_langgraph.plain import plain
 
@@ -44,6 +45,7 @@ async def agather(
     workers: int = 1,
     timeout: float | None = None,
     require_policy_calls: bool = True,
+    spans: bool = False,
     sink: Sink | None = None,
     **options: Any,
 ) -> Gathered:
@@ -69,6 +71,8 @@ async def agather(
         workers: how many processes; 1 is this one.
         timeout: seconds for one rollout, and as many again for its reward; None for no limit.
         require_policy_calls: a rollout without one captured policy call is a failure.
+        spans: also record nodes, tools and retrievers with what went in and out: for looking at, not for
+            training.
         sink: where rollouts are kept; None: in the model's store, or in memory without a model.
         **options: of `art_core.gather.agather_on`: ``concurrency``, ``retries``, ``on_failure``,
             ``min_group_size``, ``max_calls``, ``seed``, ``metadata``, ``progress``.
@@ -88,7 +92,7 @@ async def agather(
         reward = cast("RewardFunction", load_object(reward))
     terms = Terms(reward, timeout, require_policy_calls, sink)
     if workers == 1:
-        agent = as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config)
+        agent = as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config, spans=spans)
         return await core.agather_on(InProcess(agent, terms), scenarios, group_size=group_size, **options)
     if not isinstance(graph, str):
         raise ConfigError(
@@ -98,7 +102,7 @@ async def agather(
     # A version that is leased here stays served while other processes call it.
     with nullcontext() if model is None else model.lease() as version:
         address = None if model is None else Address.of(model, version)
-        job = Job(build_agent, (graph, address, config), terms)
+        job = Job(build_agent, (graph, address, config, spans), terms)
         async with Workers(workers, job) as pool:
             return await core.agather_on(pool, scenarios, group_size=group_size, **options)
 
@@ -121,6 +125,7 @@ async def arollout(
     timeout: float | None = None,
     max_calls: int | None = None,
     require_policy_calls: bool = True,
+    spans: bool = True,
     metadata: Mapping[str, Any] | None = None,
 ) -> Trajectory:
     """Run a graph once; options as for `agather`, except that ``config`` may name a ``thread_id``.
@@ -134,6 +139,7 @@ async def arollout(
         timeout: seconds.
         max_calls: most policy calls.
         require_policy_calls: whether a rollout without one is a failure.
+        spans: whether to record nodes, tools and retrievers, too.
         metadata: kept with the trajectory.
 
     Returns:
@@ -146,7 +152,7 @@ async def arollout(
         metadata=metadata,
     )
     return await arun(
-        as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config),
+        as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config, spans=spans),
         rollout,
         reward=reward,
         timeout=timeout,
@@ -159,9 +165,9 @@ def rollout(graph: Graph, scenario: Scenario | Mapping[str, Any], **options: Any
     return run_sync(lambda: arollout(graph, scenario, **options))
 
 
-def build_agent(path: str, address: "Address | None", config: RunnableConfig | None) -> Agent:
+def build_agent(path: str, address: Address | None, config: RunnableConfig | None, spans: bool) -> Agent:
     """What a worker process runs."""
-    return as_agent(load_graph(path, None if address is None else address.endpoint()), config)
+    return as_agent(load_graph(path, None if address is None else address.endpoint()), config, spans=spans)
 
 
 def _check_thread(config: RunnableConfig | None) -> None:
@@ -173,37 +179,49 @@ def _check_thread(config: RunnableConfig | None) -> None:
         )
 
 
-def as_agent(graph: Runnable[Any, Any] | Agent, config: RunnableConfig | None = None) -> Agent:
-    """A graph as a function ``scenario -> output``.
+def as_agent(
+    graph: Runnable[Any, Any] | Agent, config: RunnableConfig | None = None, *, spans: bool = False
+) -> Agent:
+    """A graph as a function ``scenario -> output``, captured when a rollout is current.
+
+    Args:
+        graph: a Runnable, or a function of the scenario.
+        config: for every run of a Runnable.
+        spans: whether to record nodes, tools and retrievers, too.
 
     Raises:
         ConfigError: it can be neither invoked nor called.
     """
-    if not isinstance(graph, Runnable):
-        if hasattr(graph, "compile"):
-            raise ConfigError(f"{type(graph).__name__} is a graph's builder; pass graph.compile()")
-        if not callable(graph):
-            raise ConfigError(
-                f"{graph!r} can't be rolled out: expected a compiled graph, a Runnable, or a function of the "
-                "scenario"
-            )
-        return graph
+    if not isinstance(graph, Runnable) and hasattr(graph, "compile"):
+        raise ConfigError(f"{type(graph).__name__} is a graph's builder; pass graph.compile()")
+    if not isinstance(graph, Runnable) and not callable(graph):
+        raise ConfigError(
+            f"{graph!r} can't be rolled out: expected a compiled graph, a Runnable, or a function of the "
+            "scenario"
+        )
+    executor = ElasticThreads("art-agent")
+
+    async def act(scenario: Scenario, running: Rollout | None) -> Any:
+        if not isinstance(graph, Runnable):
+            return await call(executor, graph, scenario)
+        use_elastic_threads()
+        inputs = copy.deepcopy(dict(scenario.inputs))
+        return await graph.ainvoke(inputs, config if running is None else own_config(running, config))
 
     async def agent(scenario: Scenario) -> Any:
-        use_elastic_threads()
-        output = await graph.ainvoke(copy.deepcopy(dict(scenario.inputs)), own_config(config))
-        if (running := current_rollout()) is not None:
-            keep_output(running, plain(output))
+        running = current_rollout()
+        if running is None:
+            return await act(scenario, None)
+        async with capture(rollout=running, spans=spans):
+            output = await act(scenario, running)
+        keep_output(running, plain(output))
         return output
 
     return agent
 
 
-def own_config(config: RunnableConfig | None) -> RunnableConfig:
-    """The user's config with a thread of the current rollout's own; the given one is not changed."""
-    running = current_rollout()
-    if running is None:
-        return merge_configs(config)
+def own_config(running: Rollout, config: RunnableConfig | None) -> RunnableConfig:
+    """The user's config with a thread of the rollout's own; the given one is not changed."""
     configurable = {"thread_id": running.id, **(config or {}).get("configurable", {})}
     names = {"rollout_id": running.id, "scenario_id": running.scenario.id}
     return merge_configs(config, {"configurable": configurable, "metadata": names})
