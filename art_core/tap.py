@@ -39,6 +39,9 @@ else:
 
 HEADER = "x-art-exchange"
 
+UNFINISHED = "the stream ended before the completion did"
+"""The problem of a stream that was cut, or that its reader left."""
+
 _under_way: "weakref.WeakValueDictionary[str, Exchange]" = weakref.WeakValueDictionary()
 
 
@@ -170,7 +173,7 @@ class _StreamKeeper:
             if self._assembler.complete:
                 exchange.answer = self._assembler.body()
             else:
-                exchange.problem = "the stream ended before the completion did"
+                exchange.problem = UNFINISHED
 
     def _pass(self, event: bytes) -> bytes:
         if event == DONE:

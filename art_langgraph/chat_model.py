@@ -32,6 +32,7 @@ from art_core.errors import ArtError, CaptureError, ConfigError, RolloutTooLongE
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.recording import Rollout
 from art_core.tap import (
+    UNFINISHED,
     AsyncKeepingClient,
     AsyncKeepingTransport,
     AsyncThrough,
@@ -324,7 +325,9 @@ def _steps(
             return steps_from(call, exchange.answer)
         except CaptureError as unreadable:
             problem = str(unreadable)
-    if problem is None:
+    if problem is None and isinstance(error, GeneratorExit):
+        problem = UNFINISHED
+    elif problem is None:
         problem = f"{type(error).__name__}: {error}" if error is not None else "no answer came"
     return (failed_step(call, problem),)
 

@@ -127,14 +127,18 @@ class Answered:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Faults:
     rate: float
     kinds: tuple[str, ...]
     random: random.Random
+    times: int | None
 
     def draw(self) -> str | None:
-        return self.random.choice(self.kinds) if self.random.random() < self.rate else None
+        if self.times == 0 or self.random.random() >= self.rate:
+            return None
+        self.times = None if self.times is None else self.times - 1
+        return self.random.choice(self.kinds)
 
 
 class _Cut(Exception):
@@ -213,12 +217,17 @@ class FakeVLLM:
         """Answer like this from now on."""
         self._script = self._as_script(reply)
 
-    def fail(self, rate: float, kinds: Sequence[str] = FAULTS, seed: int = 0) -> None:
-        """Fail this share of the completion requests from now on; 0 stops it. Counted in ``faults``."""
+    def fail(
+        self, rate: float, kinds: Sequence[str] = FAULTS, seed: int = 0, *, times: int | None = None
+    ) -> None:
+        """Fail this share of the completion requests from now on; 0 stops it. Counted in ``faults``.
+
+        ``times`` stops it after so many failures.
+        """
         unknown = set(kinds) - set(FAULTS)
         if unknown:
             raise ValueError(f"no such faults: {sorted(unknown)}; known: {FAULTS}")
-        self._failing = _Faults(rate, tuple(kinds), random.Random(seed)) if rate else None
+        self._failing = _Faults(rate, tuple(kinds), random.Random(seed), times) if rate else None
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(
