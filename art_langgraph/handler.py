@@ -50,7 +50,7 @@ from art_langgraph.spans import SpanTracker
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.002
+_POLL_SECONDS = 0.01
 
 DRAIN_SECONDS = 2.0
 """How long the end of a rollout waits for background work and for completions that are being fetched."""
@@ -216,8 +216,8 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         key = key_of_error(error, kwargs.get("response")) or call.key
         if key is not None:
             self._join.completion(call, key, lambda _: call.failed(problem))
-        elif call.streamed and (found := self._join.alike(call)) is not None:
-            record(call, lambda: found.steps(call.rollout.id, call.identity))
+        elif call.streamed:
+            self._join.unread(call, problem)
         else:
             record(call, lambda: call.failed(problem))
 

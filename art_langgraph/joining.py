@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
+from typing import Any
 
 from art_core.errors import CaptureError
 from art_core.inference.gateway import Gateway
@@ -45,12 +46,13 @@ class GatewayJoin:
         self._api_key = api_key
         self._lock = threading.Lock()
         self._fetches: dict[Future[Completion], Rollout] = {}
+        self._unread: list[tuple[OpenCall, str]] = []
         self._clients: dict[str, GatewayClient] = {}
         self._warned = False
 
     def completion(self, call: OpenCall, key: str, otherwise: Otherwise) -> None:
         """Record the completion under a key; at once when it is in this process."""
-        log = self._log or CompletionLog.of(key)
+        log = CompletionLog.of(key) if self._log is None else self._log
         if log is not None:
             found: Future[Completion] = Future()
             try:
@@ -69,29 +71,57 @@ class GatewayJoin:
             self._fetches[fetch] = call.rollout
         fetch.add_done_callback(partial(self._found, call, otherwise))
 
-    def alike(self, call: OpenCall) -> Completion | None:
-        """A completion of this process by what was said.
+    def unread(self, call: OpenCall, problem: str) -> None:
+        """A streamed answer could not be read to its end, where the key is; look for it by what was said.
 
-        A streamed answer that OpenAI's client could not parse ends without the chunk that carries the key.
+        The gateway may still be reading it, so the answer is looked for until the rollout ends.
         """
-        messages, text = call.request.get("messages", ()), "".join(call.streamed)
-        for log in (self._log,) if self._log is not None else CompletionLog.living():
-            # The gateway's clock starts a moment after the call's.
-            if (found := log.take_alike(messages, text, since=call.started_at)) is not None:
-                return found
-        return None
+        if self._log is None and CompletionLog.at(call.base_url) is None:
+            record(call, lambda: call.failed(problem))
+            return
+        with self._lock:
+            self._unread.append((call, problem))
 
     def pending(self, rollout: Rollout) -> bool:
-        """Whether completions of a rollout are still being fetched."""
+        """Whether completions of a rollout are still to come; takes those that are there."""
         with self._lock:
-            return any(owner is rollout for owner in self._fetches.values())
+            unread = [entry for entry in self._unread if entry[0].rollout is rollout]
+            fetching = any(owner is rollout for owner in self._fetches.values())
+        waiting = fetching
+        for entry in unread:
+            if (found := self._alike(entry[0])) is not None:
+                self._settle(entry, found)
+            else:
+                waiting = True
+        return waiting
 
     def give_up(self, rollout: Rollout) -> None:
-        """Stop fetching for a rollout; what has not begun is recorded as text now."""
+        """Record for a rollout, without their tokens, the calls whose completions have not come."""
         with self._lock:
             fetches = [fetch for fetch, owner in self._fetches.items() if owner is rollout]
+            unread = [entry for entry in self._unread if entry[0].rollout is rollout]
         for fetch in fetches:
             fetch.cancel()
+        for entry in unread:
+            self._settle(entry, None)
+
+    def _settle(self, entry: tuple[OpenCall, str], found: Completion | None) -> None:
+        call, problem = entry
+        with self._lock:
+            if entry not in self._unread:
+                return
+            self._unread.remove(entry)
+        if found is None or found.error is not None:
+            record(call, lambda: call.failed(problem))
+        else:
+            record(call, lambda: found.steps(call.rollout.id, call.identity))
+
+    def _alike(self, call: OpenCall) -> Completion | None:
+        log = CompletionLog.at(call.base_url) if self._log is None else self._log
+        messages: Any = call.request.get("messages", ())
+        if log is None:
+            return None
+        return log.take_alike(messages, "".join(call.streamed), since=call.started_at)
 
     def close(self) -> None:
         """Close the connections."""

@@ -106,6 +106,7 @@ class Gateway:
 
         self._thread = threading.Thread(target=run, name="art-gateway", daemon=True)
         self._thread.start()
+        self.completions.url = self.url
         return self
 
     def _listen(self) -> socket.socket:
@@ -130,6 +131,7 @@ class Gateway:
         """Stop; calls under way are ended. Closing twice does nothing."""
         if self._server is not None and self._thread is not None:
             self._server.should_exit = True
+            self.completions.url = None
             self._thread.join(_STOP_SECONDS + 5)
             self._server = self._thread = None
 

@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import json
 import threading
+import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,9 @@ from art_core.types import PolicyVersion, Step, StepIdentity
 
 KEY_PREFIX = "art-"
 """What every key begins with, and no server's own ``system_fingerprint`` does."""
+
+CLAIM_SECONDS = 0.25
+"""How soon a client that has read its answer comes for the completion."""
 
 _REMEMBERED = 10_000
 """Keys whose fate is remembered after they left the log."""
@@ -143,6 +147,12 @@ def _text(content: Any) -> Any:
     return content or ""
 
 
+def _answer(completion: Completion) -> str:
+    choices: Any = completion.response_body().get("choices") or [{}]
+    content: Any = (choices[0].get("message") or {}).get("content")
+    return content if isinstance(content, str) else ""
+
+
 _live: "WeakValueDictionary[str, CompletionLog]" = WeakValueDictionary()
 
 
@@ -157,6 +167,8 @@ class CompletionLog:
     def __init__(self, *, max_completions: int = 20_000, max_bytes: int = 512 * 2**20) -> None:
         self.max_completions = max_completions
         self.max_bytes = max_bytes
+        self.url: str | None = None
+        """The root of the gateway that puts completions in, while it is running."""
         self.dropped = 0
         """How many were dropped before anybody asked for them."""
         self._id = uuid.uuid4().hex[:12]
@@ -173,9 +185,12 @@ class CompletionLog:
         return _live.get(key.removeprefix(KEY_PREFIX).partition("-")[0])
 
     @staticmethod
-    def living() -> "tuple[CompletionLog, ...]":
-        """The logs of this process."""
-        return tuple(_live.values())
+    def at(base_url: str | None) -> "CompletionLog | None":
+        """The log of the gateway of this process that has this address."""
+        for log in tuple(_live.values()):
+            if log.url is not None and base_url is not None and base_url.startswith(f"{log.url}/"):
+                return log
+        return None
 
     def new_key(self) -> str:
         """A key for a completion to come; it says which log it belongs to."""
@@ -235,23 +250,24 @@ class CompletionLog:
     def take_alike(
         self, messages: Sequence[Mapping[str, Any]], text: str, *, since: float
     ) -> Completion | None:
-        """Hand out the oldest completion with this conversation and this answer, for want of a key.
+        """Hand out a completion of this conversation whose answer begins with this text, for want of a key.
 
-        Two calls with the same conversation and the same answer may get each other's completion: those
-        agree in all that can be told apart, and each is handed out once.
+        For a client that read this much of a streamed answer and no more. Where several fit, all that any
+        of their clients knows is the same, so the oldest is handed out. Completions whose own client may
+        still come for them are left alone.
 
         Args:
             messages: the request's.
-            text: the answer's.
+            text: what the client read of the answer.
             since: Unix time, seconds; older completions are not looked at.
         """
         digest = conversation_digest(messages)
+        unclaimed = time.time() - CLAIM_SECONDS
         with self._lock:
             for key, kept in self._kept.items():
-                if kept.started_at < since or kept.error is not None:
+                if kept.started_at < since or kept.started_at + kept.duration > unclaimed:
                     continue
-                choices = kept.response_body().get("choices") or [{}]
-                if (choices[0].get("message") or {}).get("content") != text:
+                if not _answer(kept).startswith(text):
                     continue
                 if conversation_digest(kept.request_body().get("messages") or []) == digest:
                     return self._hand_out(key)

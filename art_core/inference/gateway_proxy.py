@@ -36,6 +36,9 @@ KEY_HEADER = "x-art-completion"
 POLICY_HEADER = "x-art-policy"
 """Response header with the version that answered."""
 
+FINISH_SECONDS = 30.0
+"""How long a structured stream is read to its end for the record after its client has left."""
+
 CLIENT_GONE = "the client went away before it had the answer"
 
 Keep = Callable[[Completion], Awaitable[str]]
@@ -114,6 +117,8 @@ class Proxy:
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done() and exchange.structured:
+                await asyncio.wait({work}, timeout=FINISH_SECONDS)
         finally:
             gone.cancel()
             work.cancel()  # does nothing when it is done
@@ -144,6 +149,16 @@ class _Exchange:
         self._call = _Call(proxy.log.new_key(), path, raw, _parsed(raw))
         self._asked = Asked.of(self._call.body)
         self._kept = False
+
+    @property
+    def structured(self) -> bool:
+        """Whether this is a stream that OpenAI's client parses while it comes.
+
+        It leaves such a stream at the first character that does not parse. The rest is read all the same:
+        a whole completion that breaks the schema is a good negative sample.
+        """
+        wanted: Any = self._call.body.get("response_format")
+        return self._asked.stream and isinstance(wanted, dict)
 
     async def run(self) -> None:
         try:
