@@ -132,9 +132,10 @@ def render(
             f"{name}: the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruct "
             "model, or set tokenizer.chat_template"
         )
+    plain = [_plain(m, name) for m in messages]
     try:
         text = tokenizer.apply_chat_template(
-            [_parsed_arguments(m) for m in messages],
+            plain,
             tools=[dict(t) for t in tools] or None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
@@ -144,19 +145,32 @@ def render(
     return cast(str, text)
 
 
-def _parsed_arguments(message: Message) -> dict[str, Any]:
-    """OpenAI's wire format has tool arguments as JSON text; templates want the object itself."""
-    calls = message.get("tool_calls")
-    if not calls:
-        return dict(message)
-    parsed: list[dict[str, Any]] = []
-    for call in calls:
-        function = dict(call["function"])
-        if isinstance(function.get("arguments"), str):
-            with suppress(json.JSONDecodeError):  # a malformed call is shown as it was written
-                function["arguments"] = json.loads(function["arguments"])
-        parsed.append({**call, "function": function})
-    return {**message, "tool_calls": parsed}
+def _plain(message: Message, name: str) -> dict[str, Any]:
+    """A message of OpenAI's wire format as templates want it, and as the embedded engine renders it.
+
+    Text parts become text, tool arguments become the object that their JSON stands for.
+    """
+    plain = dict(message)
+    content = plain.get("content")
+    if isinstance(content, list | tuple):
+        parts = cast(Sequence[Mapping[str, Any]], content)
+        if any(part.get("type") != "text" for part in parts):
+            raise ChatTemplateError(f"{name}: only text can be trained on, a message has other content")
+        content = "\n".join(part["text"] for part in parts)
+    plain["content"] = content or ""
+    calls = plain.pop("tool_calls", None)
+    if calls:
+        plain["tool_calls"] = [{**call, "function": _parsed(call["function"])} for call in calls]
+    return plain
+
+
+def _parsed(function: Mapping[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object; text that is not JSON of an object stays as it was written."""
+    with suppress(json.JSONDecodeError, TypeError):
+        arguments = json.loads(function["arguments"])
+        if isinstance(arguments, dict):
+            return {**function, "arguments": arguments}
+    return dict(function)
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> tuple[int, ...]:
