@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from art_core.errors import ConfigError
 from art_core.missing_calls import where_calls_went
-from art_core.recording import Rollout, Sink, new_id, recording, set_current_rollout
+from art_core.recording import Rollout, Sink, new_id, set_current_rollout
 from art_core.scoring import Reward, RewardFunction, score, wants_output
 from art_core.threads import ElasticThreads, call
 from art_core.types import Failure, RolloutStatus, Scenario, Trajectory
@@ -191,8 +191,8 @@ async def arun(
 
 
 async def _call(agent: Agent, rollout: Rollout, executor: ElasticThreads) -> Any:
-    with recording(rollout):
-        return await call(executor, agent, rollout.scenario)
+    set_current_rollout(rollout)  # in the context of this task, which ends with it
+    return await call(executor, agent, rollout.scenario)
 
 
 async def _score(

@@ -14,6 +14,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+INTERRUPT_GRACE = 15.0
+"""Seconds that interrupted work gets to clean up."""
+
+
 class _Portal:
     """Runs coroutines on its own loop; started when first used."""
 
@@ -38,6 +42,7 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run a coroutine to its end from sync code, in a copy of the caller's context.
 
     Raises:
+        KeyboardInterrupt: the user interrupted; the coroutine was cancelled, and has ended.
         RuntimeError: called on the very loop that would have to run it.
     """
     loop = _portal.loop()
@@ -51,7 +56,26 @@ def run_sync(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         )
     context = contextvars.copy_context()
 
-    async def in_context() -> T:
-        return await asyncio.create_task(make(), context=context)
+    work: list[asyncio.Task[Any]] = []
+    ended = threading.Event()
 
-    return asyncio.run_coroutine_threadsafe(in_context(), loop).result()
+    async def in_context() -> T:
+        work.append(asyncio.create_task(make(), context=context))
+        try:
+            return await work[0]
+        finally:
+            ended.set()
+
+    def stop() -> None:
+        if not work:
+            ended.set()
+        for task in work:
+            task.cancel()
+
+    try:
+        return asyncio.run_coroutine_threadsafe(in_context(), loop).result()
+    except KeyboardInterrupt:
+        # It interrupts the waiting, not the work, which would go on in its thread.
+        loop.call_soon_threadsafe(stop)
+        ended.wait(INTERRUPT_GRACE)
+        raise

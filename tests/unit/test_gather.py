@@ -3,6 +3,8 @@
 import asyncio
 import contextvars
 import logging
+import os
+import signal
 import threading
 import time
 from collections import Counter
@@ -371,6 +373,21 @@ async def test_cancelling_leaves_nothing_running_and_no_rollout_open() -> None:
     assert len(sink.begun) == 30  # the other 30 were never started
     assert set(sink.ended.values()) == {("failed", "cancelled")}
     assert set(sink.ended) == set(sink.begun)
+
+
+def test_an_interrupt_from_the_terminal_ends_every_rollout() -> None:
+    sink = Log()
+    running: list[str] = []
+
+    async def agent(scenario: Scenario) -> None:
+        running.append(scenario.id)
+        if len(running) == 6:
+            os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        gather(agent, THREE, group_size=2, sink=sink)
+    assert list(sink.ended.values()) == [("failed", "cancelled")] * 6
 
 
 async def test_groups_with_too_few_finished_members_are_set_aside_and_reported(caplog) -> None:

@@ -1,6 +1,7 @@
 """Trajectories as people see them."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from art_core.types import (
     PolicyVersion,
     RolloutStatus,
     Scenario,
+    Span,
     Step,
     StepIdentity,
     StepTokens,
@@ -126,6 +128,20 @@ def test_the_tree_follows_namespaces_and_attempts() -> None:
     shown = str(root)
     assert shown.splitlines()[0] == "s"
     assert re.search(r"work\n.*── writer\n.*text\n.*── writer  attempt 2\n.*better", shown)
+
+
+def test_tools_are_shown_where_they_were_used_in_the_order_of_time() -> None:
+    tool = Span(
+        id="r", kind="tool", name="look", started_at=0.5, duration=0.1, node="planner", namespace="planner:1"
+    )
+    broken = replace(tool, id="r2", started_at=3.0, error="no such page", node="web", namespace="web:9")
+    node = replace(tool, id="r3", kind="chain")
+    root = trajectory(*PLANNER, spans=(tool, broken, node)).tree()
+    assert [c.name for c in root.children] == ["planner", "planner", "web"]
+    shown = str(root)
+    assert shown.index("-> look") < shown.index("tool look") < shown.index("the plan")
+    assert "no such page" in shown
+    assert shown.count("tool look") == 2
 
 
 def test_calls_outside_of_graphs_hang_on_the_root() -> None:
