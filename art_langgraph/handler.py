@@ -17,19 +17,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec
+from typing import Any
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.documents import Document
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import LLMResult
 
 from art_core.inference.gateway import Gateway
 from art_core.recording import Rollout
 from art_core.types import Step
-from art_langgraph.attribution import keep, rollout_of
+from art_langgraph.attribution import keep
 from art_langgraph.calls import (
     OpenCall,
     base_url_of,
@@ -46,7 +43,7 @@ from art_langgraph.chat_model import RECORDS_ITSELF
 from art_langgraph.identity import identify
 from art_langgraph.joining import GatewayJoin, record
 from art_langgraph.run_watch import CACHE_HIT
-from art_langgraph.spans import SpanTracker
+from art_langgraph.span_handler import SpanHandler, observing
 
 logger = logging.getLogger(__name__)
 
@@ -55,25 +52,8 @@ _POLL_SECONDS = 0.01
 DRAIN_SECONDS = 2.0
 """How long the end of a rollout waits for background work and for completions that are being fetched."""
 
-P = ParamSpec("P")
 
-
-def _observing(
-    event: Callable[Concatenate["TrajectoryCallbackHandler", P], None],
-) -> Callable[Concatenate["TrajectoryCallbackHandler", P], None]:
-    """Keep the handler's own faults out of the graph, counted and said once."""
-
-    @functools.wraps(event)
-    def observe(self: "TrajectoryCallbackHandler", *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            event(self, *args, **kwargs)
-        except Exception:
-            self.count_own_fault(event.__name__)
-
-    return observe
-
-
-class TrajectoryCallbackHandler(BaseCallbackHandler):
+class TrajectoryCallbackHandler(SpanHandler):
     """Records LLM calls as steps and everything else as spans.
 
     Installed by `capture` for whatever runs inside it, or passed by hand in
@@ -87,9 +67,6 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         spans: whether to record spans, too.
     """
 
-    run_inline = True
-    raise_error = False
-
     def __init__(
         self,
         rollout: Rollout | None = None,
@@ -98,19 +75,15 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         api_key: str | None = None,
         spans: bool = True,
     ) -> None:
-        super().__init__()
-        self._rollout = rollout
+        super().__init__(rollout, spans=spans)
         self._join = GatewayJoin(gateway, api_key=api_key)
-        self._keep_spans = spans
-        self._spans = SpanTracker()
         self._lock = threading.Lock()
         self._calls: dict[UUID, OpenCall] = {}
         self._late: dict[UUID, Rollout] = {}
-        self._warned: set[str] = set()
 
     # -- LLM calls ---------------------------------------------------------------------------------
 
-    @_observing
+    @observing
     def on_chat_model_start(
         self,
         serialized: dict[str, Any],
@@ -127,7 +100,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         request = functools.partial(chat_request, messages[0], params)
         self._llm_start(serialized, request, params, run_id, parent_run_id, tags, metadata, kwargs)
 
-    @_observing
+    @observing
     def on_llm_start(
         self,
         serialized: dict[str, Any],
@@ -156,14 +129,14 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         kwargs: Mapping[str, Any],
     ) -> None:
         records_itself = params.get("_type") == RECORDS_ITSELF
-        rollout = self._rollout_of(run_id, parent_run_id, tags, metadata)
+        rollout = self.rollout_for(run_id, parent_run_id, tags, metadata)
         if rollout is None:
             if not records_itself:  # a ChatART counts its own
                 keep(None, model_of(params), _nothing)
             return
         asked = request()
         name = kwargs.get("name") or (serialized or {}).get("name") or model_of(params)
-        self._span_start("llm", str(name), rollout, asked, run_id, parent_run_id, tags, metadata)
+        self.start_span("llm", str(name), rollout, asked, run_id, parent_run_id, tags, metadata)
         if records_itself:
             return
         identity = identify(metadata, tags=tags, run_id=run_id, parent_run_id=parent_run_id, rollout=rollout)
@@ -180,7 +153,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
         with self._lock:
             self._calls[run_id] = call
 
-    @_observing
+    @observing
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
         """A part of an answer has come."""
         call = self._calls.get(run_id)
@@ -189,10 +162,10 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
                 call.streamed.append(token)
             call.key = call.key or key_of_chunk(chunk)
 
-    @_observing
+    @observing
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """An answer is there."""
-        self._spans.end(run_id, said(response))
+        self.tracker.end(run_id, said(response))
         call = self._ended(run_id)
         if call is None:
             return
@@ -205,10 +178,10 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             return
         self._join.completion(call, key, lambda why: call.answered(response, why))
 
-    @_observing
+    @observing
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A call has raised: the server did not answer, or what it answered could not be used."""
-        self._spans.fail(run_id, error)
+        self.tracker.fail(run_id, error)
         call = self._ended(run_id)
         if call is None:
             return
@@ -220,117 +193,6 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             self._join.unread(call, problem)
         else:
             record(call, lambda: call.failed(problem))
-
-    # -- spans -------------------------------------------------------------------------------------
-
-    @_observing
-    def on_chain_start(
-        self,
-        serialized: dict[str, Any] | None,
-        inputs: Any,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """A graph, a node or another runnable starts."""
-        self._start("chain", serialized, inputs, run_id, parent_run_id, tags, metadata, kwargs)
-
-    @_observing
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has returned."""
-        self._spans.end(run_id, outputs)
-
-    @_observing
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has raised, or waits for a person."""
-        self._spans.fail(run_id, error)
-
-    @_observing
-    def on_tool_start(
-        self,
-        serialized: dict[str, Any],
-        input_str: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        inputs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """A tool starts."""
-        given = input_str if inputs is None else inputs
-        self._start("tool", serialized, given, run_id, parent_run_id, tags, metadata, kwargs)
-
-    @_observing
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has returned."""
-        self._spans.end(run_id, output)
-
-    @_observing
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has raised."""
-        self._spans.fail(run_id, error)
-
-    @_observing
-    def on_retriever_start(
-        self,
-        serialized: dict[str, Any],
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        metadata: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """A retriever starts."""
-        self._start("retriever", serialized, query, run_id, parent_run_id, tags, metadata, kwargs)
-
-    @_observing
-    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
-        """It has returned."""
-        self._spans.end(run_id, documents)
-
-    @_observing
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has raised."""
-        self._spans.fail(run_id, error)
-
-    def _start(
-        self,
-        kind: str,
-        serialized: Mapping[str, Any] | None,
-        inputs: Any,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        tags: list[str] | None,
-        metadata: dict[str, Any] | None,
-        kwargs: Mapping[str, Any],
-    ) -> None:
-        if self._keep_spans and (rollout := self._rollout_of(run_id, parent_run_id, tags, metadata)):
-            name = kwargs.get("name") or (serialized or {}).get("name") or kind
-            self._span_start(kind, str(name), rollout, inputs, run_id, parent_run_id, tags, metadata)
-
-    def _span_start(
-        self,
-        kind: str,
-        name: str,
-        rollout: Rollout,
-        inputs: Any,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        tags: list[str] | None,
-        metadata: dict[str, Any] | None,
-    ) -> None:
-        if self._keep_spans:
-            self._spans.start(
-                kind, name, rollout, inputs,
-                run_id=run_id, parent_run_id=parent_run_id, tags=tags, metadata=metadata,
-            )  # fmt: skip
 
     # -- the end of a rollout ----------------------------------------------------------------------
 
@@ -383,7 +245,7 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             else:
                 rollout.count_fault("unfinished_calls")
                 record(call, lambda call=call: call.failed("still running when the rollout ended"))
-        self._spans.close(rollout)
+        self.tracker.close(rollout)
 
     def _ended(self, run_id: UUID) -> OpenCall | None:
         with self._lock:
@@ -393,39 +255,6 @@ class TrajectoryCallbackHandler(BaseCallbackHandler):
             late.count_fault("late_calls")
             logger.warning("rollout %s had ended when a call of a background task did", late.id)
         return call
-
-    # -- faults ------------------------------------------------------------------------------------
-
-    def count_own_fault(self, event: str) -> None:
-        """Count an exception of the handler's own, which is being handled; say it once for each event."""
-        rollout = self._rollout or rollout_of(None)
-        if rollout is not None:
-            rollout.count_fault("handler_errors")
-        if event not in self._warned:
-            self._warned.add(event)
-            logger.exception("the trajectory handler failed in %s; the graph goes on (said once)", event)
-
-    def _rollout_of(
-        self,
-        run_id: UUID,
-        parent_run_id: UUID | None,
-        tags: list[str] | None,
-        metadata: dict[str, Any] | None,
-    ) -> Rollout | None:
-        if self._rollout is not None:
-            return self._rollout
-        known = self._spans.rollout_of(parent_run_id)
-        return known or rollout_of(_Run(run_id, parent_run_id, tags or [], metadata or {}))
-
-
-@dataclass(slots=True)
-class _Run:
-    """What attribution wants to know of a run."""
-
-    run_id: UUID
-    parent_run_id: UUID | None
-    tags: list[str]
-    metadata: dict[str, Any]
 
 
 def _task() -> "weakref.ref[asyncio.Task[Any]] | None":

@@ -130,6 +130,7 @@ class SpanTracker:
     def _close(self, run_id: UUID, status: str, outputs: Any, error: str | None) -> None:
         with self._lock:
             open_ = self._open.pop(run_id, None)
+            self._hidden.pop(run_id, None)
         if open_ is None:
             return
         duration = time.perf_counter() - open_.clock
