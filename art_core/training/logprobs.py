@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from art_core.errors import ConfigError
 from art_core.training.policy import Policy
 from art_core.training.token_tree import TokenTree, attention_mask
 
@@ -63,7 +64,17 @@ def entry_logprobs(policy: Policy, tree: TokenTree, *, chunk: int = CHUNK) -> En
 
 
 def tree_hidden_states(policy: Policy, tree: TokenTree) -> Tensor:
-    """Hidden states of the inner nodes  [inner nodes, width]."""
+    """Hidden states of the inner nodes  [inner nodes, width].
+
+    Raises:
+        ConfigError: a path is longer than the model can attend over.
+    """
+    longest, limit = int(tree.depth.max()) + 1, policy.context_length
+    if limit is not None and longest > limit:
+        raise ConfigError(
+            f"a step has {longest} tokens, but this model attends over {limit} at most; lower max_model_len "
+            "where it is served, or shorten the prompts"
+        )
     inner = tree.inner
     device = policy.device
     # A tree without branches is an ordinary row, and causal attention needs no mask.

@@ -9,7 +9,7 @@ weights, so whoever runs the model holds ``policy.lock``.
 import hashlib
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,6 +54,11 @@ class Policy(Protocol):
         """Tokens with which the model ends an answer."""
         ...
 
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens over which every layer attends to all that came before; None when unlimited."""
+        ...
+
     def hidden_states(self, **inputs: Any) -> Any:
         """The decoder's forward pass without the head; takes what transformers takes.
 
@@ -68,6 +73,10 @@ class Policy(Protocol):
 
     def using(self, adapter: str | None) -> Any:
         """A context in which the model runs with this snapshot, `TRAINING`, or `BASE`."""
+        ...
+
+    def dropout(self) -> AbstractContextManager[None]:
+        """A context in which the training adapter's dropout acts; everywhere else it does not."""
         ...
 
     def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
@@ -187,6 +196,28 @@ class PeftPolicy:
         return found.hexdigest()
 
     @property
+    def context_length(self) -> int | None:
+        """The model's positions, or the window of layers that see no further.
+
+        Raises:
+            ConfigError: the model has layers that are not attention and cannot be masked by token.
+        """
+        config: Any = self._causal_lm.config.get_text_config()
+        kinds: set[str] = set(getattr(config, "layer_types", None) or ())
+        window: Any = getattr(config, "sliding_window", None)
+        others = kinds - {"full_attention", "sliding_attention"}
+        if others:
+            raise ConfigError(
+                f"this model has {', '.join(sorted(others))} layers; only models whose layers are all "
+                "attention can be trained and served here"
+            )
+        limits = [getattr(config, "max_position_embeddings", None)]
+        if "sliding_attention" in kinds or not kinds:
+            limits.append(window)
+        known = [limit for limit in limits if isinstance(limit, int)]
+        return min(known, default=None)
+
+    @property
     def _causal_lm(self) -> Any:
         return self.model.get_base_model()
 
@@ -221,6 +252,19 @@ class PeftPolicy:
     def _activate(self, name: str) -> None:
         self.model.set_adapter(name, inference_mode=name != TRAINING)
 
+    @contextmanager
+    def dropout(self) -> Generator[None]:
+        """Let the training adapter's dropout act inside the block; holds the lock."""
+        with self.lock:
+            layers = [m for n, m in self.model.named_modules() if n.endswith(f"lora_dropout.{TRAINING}")]
+            try:
+                for layer in layers:
+                    layer.train()
+                yield
+            finally:
+                for layer in layers:
+                    layer.eval()
+
     def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
         """Freeze a copy of the training adapter, or of a directory's, under a name.
 
@@ -248,6 +292,7 @@ class PeftPolicy:
             for parameter_name, parameter in self.model.named_parameters():
                 if f".{inner}." in parameter_name:
                     parameter.requires_grad_(False)
+            self.model.eval()  # PEFT makes new adapters with their dropout at work
             self._activate(TRAINING)
             self._snapshots[name] = inner
 

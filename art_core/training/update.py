@@ -142,7 +142,8 @@ def accumulate_sft_gradient(policy: Policy, batch: Minibatch) -> UpdateFigures:
     """Add the gradient of a minibatch's negative log-likelihood, weighted by its entries' weights."""
     parts: list[UpdateFigures] = []
     for piece in batch.pieces:
-        with policy.using(TRAINING):
+        # Dropout helps imitation; a policy loss must see the policy that is served.
+        with policy.using(TRAINING), policy.dropout():
             new = entry_logprobs(policy, piece)
             now = new.logprob.detach()
             loss = -(_tensor(piece.entries.weight, now) * new.logprob).sum()

@@ -427,3 +427,24 @@ def test_a_kl_term_holds_the_policy_near_its_base(models: dict[str, Path]):
             report = trainer.train([played])
         far[coefficient] = report.metrics["kl_base"]
     assert far[5.0] < far[1e-9] / 2
+
+
+@pytest.mark.model
+def test_a_real_models_tree_equals_its_rows():
+    """C25, on SmolLM2-135M in float32: log-probabilities, loss and gradient."""
+    from examples.prepare_model import smollm2
+
+    policy = load(smollm2())
+    batch = [
+        sample([*range(100, 116), 200 + i % 3], [300 + i, 301, 2], advantage=(-1.0) ** i, step=f"s{i}")
+        for i in range(6)
+    ]
+    tree = build_tree(batch)
+    loss, logprobs, grads = gradient(policy, [tree])
+    for pieces in (to_rows(tree), split(tree, 24)):
+        other_loss, other_logprobs, other_grads = gradient(policy, pieces)
+        assert other_loss == pytest.approx(loss, abs=1e-4)
+        assert all(math.isclose(other_logprobs[k], v, abs_tol=1e-3) for k, v in logprobs.items())
+        for mine, theirs in zip(grads, other_grads, strict=True):
+            difference = torch.linalg.vector_norm(mine - theirs)
+            assert difference <= 1e-3 * torch.linalg.vector_norm(mine) + 1e-6

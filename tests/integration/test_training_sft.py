@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.tiny import tiny_model, tiny_tokenizer
-from helpers.training import same, step, trajectory, weights
+from helpers.training import group, same, sample, step, trajectory, weights
 
 from art_core.config import LoRAConfig, TrainConfig
-from art_core.errors import ChatTemplateError, NothingToTrainError
+from art_core.errors import ChatTemplateError, ConfigError, NothingToTrainError
 from art_core.training.grpo import Trainer
 from art_core.training.policy import TRAINING, PeftPolicy
 from art_core.training.samples import Sample, fork_rate
@@ -164,3 +164,26 @@ def test_the_loss_is_the_mean_over_tokens_whatever_the_pieces(policy: PeftPolicy
             expected += [float(logits[len(s.prompt) - 1 + i, t]) for i, t in enumerate(s.completion)]
     assert losses == pytest.approx([-sum(expected) / len(expected)] * 2, abs=1e-4)
     assert not same(before, weights(policy))
+
+
+def test_dropout_acts_while_imitating_and_never_on_rewards(tmp_path: Path):
+    model = tiny_model(tmp_path / "model")
+    recorded = [sample([5, 6], [7, 8, 9], step=f"{i}") for i in range(4)]
+    games = group(*(trajectory(f"{i}", float(i), step(f"{i}", [5, 6], [7 + i, 9])) for i in range(2)))
+
+    def trainer(dropout: float) -> Trainer:
+        policy = PeftPolicy.load(str(model), LoRAConfig(rank=4, dropout=dropout), dtype="float32")
+        return Trainer(policy, TrainConfig(learning_rate=1e-2, max_kl=None))
+
+    plain, dropped = trainer(0.0), trainer(0.5)
+    for each in (plain, dropped):
+        each.train([games])
+    assert same(weights(plain.policy), weights(dropped.policy))
+    for each in (plain, dropped):
+        each.sft(recorded)
+    assert not same(weights(plain.policy), weights(dropped.policy))
+
+
+def test_a_step_longer_than_the_model_attends_over_is_refused(policy: PeftPolicy):
+    with pytest.raises(ConfigError, match="a step has 2100 tokens, but this model attends over 2048 at most"):
+        Trainer(policy, TrainConfig()).sft([sample([5] * 2099, [6])])
