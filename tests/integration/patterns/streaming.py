@@ -2,11 +2,14 @@
 
 from integration.patterns.table import Call, Pattern, Seq
 from langchain_core.language_models import BaseChatModel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.config import get_stream_writer
 from langgraph.graph import END, START, MessagesState, StateGraph
 
 
 def build(llm: BaseChatModel):
     def think(state: MessagesState) -> MessagesState:
+        get_stream_writer()({"thinking": True})
         return {"messages": [llm.invoke([("system", "Think."), *state["messages"]])]}
 
     def answer(state: MessagesState) -> MessagesState:
@@ -17,6 +20,7 @@ def build(llm: BaseChatModel):
 
 def abuild(llm: BaseChatModel):
     async def think(state: MessagesState) -> MessagesState:
+        get_stream_writer()({"thinking": True})
         return {"messages": [await llm.ainvoke([("system", "Think."), *state["messages"]])]}
 
     async def answer(state: MessagesState) -> MessagesState:
@@ -35,7 +39,7 @@ def _graph(think, answer):
     graph.add_edge(START, "reason")
     graph.add_edge("reason", "answer")
     graph.add_edge("answer", END)
-    return graph.compile()
+    return graph.compile(checkpointer=InMemorySaver())
 
 
 ASK = ("user: Why is the sky blue?",)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,19 +23,12 @@ from integration.patterns import (
     swarm,
 )
 from integration.patterns.compare import WAYS, Way, differences
-from integration.patterns.table import Pattern, calls, script_of
-from langchain_core.language_models import BaseChatModel
-from langchain_openai import ChatOpenAI
-from pydantic import SecretStr
+from integration.patterns.table import Call, Pattern, Seq, calls, script_of
+from integration.patterns.ways import POLICY, way_in
 
-from art_core.inference.endpoint import StaticEndpoint
-from art_core.inference.gateway import Gateway
-from art_core.recording import Rollout, recording
+from art_core.recording import Rollout
 from art_core.selection import superseded
-from art_core.types import PolicyVersion, Trajectory
-from art_langgraph import ChatART, capture
-
-POLICY = PolicyVersion("policy", 3)
+from art_core.types import Trajectory
 
 PATTERNS = {
     module.__name__.rpartition(".")[2]: module.PATTERN
@@ -91,31 +84,6 @@ def astream(graph: Any, inputs: Sequence[Any], config: dict[str, Any]) -> None:
 MODES: tuple[Drive, ...] = (invoke, ainvoke, stream, astream)
 
 
-@contextmanager
-def way_in(way: Way, server: FakeVLLM, rollout: Rollout) -> Generator[BaseChatModel]:
-    """A chat model whose calls are recorded into the rollout."""
-    endpoint = StaticEndpoint(server.base_url, POLICY.name)
-    match way.name:
-        case "chatart":
-            with recording(rollout):
-                yield ChatART(endpoint)
-        case "chatart_and_handler":
-            with capture(rollout=rollout):
-                yield ChatART(endpoint)
-        case "gateway":
-            with Gateway(endpoint) as gateway, capture(rollout=rollout):
-                yield stock(gateway.base_url)
-        case "handler":
-            with capture(rollout=rollout):
-                yield stock(server.base_url)
-        case other:
-            raise ValueError(other)
-
-
-def stock(base_url: str) -> BaseChatModel:
-    return ChatOpenAI(model=POLICY.name, base_url=base_url, api_key=SecretStr("none"))
-
-
 def captured(pattern: Pattern, way: Way, drive: Drive, server: FakeVLLM) -> Trajectory:
     """Run a pattern as one rollout."""
     server.script(script_of(pattern.expected))
@@ -157,3 +125,34 @@ def test_a_pattern_is_captured_as_its_table_says(name: str, way: Way, drive: Dri
 def test_no_two_rows_of_a_table_are_alike(name: str) -> None:
     rows = [call.row for call in calls(PATTERNS[name].expected)]
     assert len(set(rows)) == len(rows)
+
+
+MISTAKES: dict[str, Callable[[Call], Call]] = {
+    "superstep": lambda call: replace(call, graph_step=call.graph_step + 1),
+    "prompt": lambda call: replace(call, prompt=(*call.prompt, "user: and more")),
+    "answer": lambda call: replace(call, answer="something else"),
+    "call index": lambda call: replace(call, call_index=call.call_index + 1),
+    "attempt": lambda call: replace(call, attempt=call.attempt + 1),
+    "superseded": lambda call: replace(call, superseded=not call.superseded),
+    "node": lambda call: replace(call, node="another"),
+    "branch": lambda call: replace(call, namespace=f"{call.namespace}|deeper:1"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_table_with_one_mistake_is_not_what_was_captured(mistake: str, server: FakeVLLM) -> None:
+    way = WAYS[0]
+    first, *rest = calls(prompt_chaining.PATTERN.expected)
+    trajectory = captured(prompt_chaining.PATTERN, way, invoke, server)
+
+    def compared(*parts: Call) -> list[str]:
+        return differences(
+            trajectory.steps, Seq(*parts), way, superseded=(), policy=POLICY, requests=server.bodies
+        )
+
+    assert compared(first, *rest) == []
+    assert compared(MISTAKES[mistake](first), *rest) != []
+    assert compared(*rest, first) != [], "another order"
+    assert compared(*rest) != [], "one call too many"
+    apart = replace(rest[-1], namespace="polish:2")
+    assert compared(first, *rest[:-1], apart) != [], "two branches where there was one"
