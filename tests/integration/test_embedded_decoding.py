@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 from helpers.embedded import disturb, forward_logprobs, serving, tiny_policy
+from helpers.tiny import tiny_model
 from openai import AsyncOpenAI, InternalServerError
 from openai.types.chat import ChatCompletion
 
+from art_core.config import LoRAConfig
 from art_core.training.policy import PeftPolicy
 from art_core.types import PolicyVersion
 
@@ -71,6 +73,16 @@ async def test_sampled_logprobs_are_those_of_the_trainers_forward(tmp_path: Path
         for answer in answers:
             assert len(tokens(answer)) == 12
             agrees_with_forward(policy, answer)
+
+
+async def test_an_adapters_dropout_does_not_act_when_it_is_served(tmp_path: Path) -> None:
+    lora = LoRAConfig(rank=4, dropout=0.5)
+    policy = PeftPolicy.load(str(tiny_model(tmp_path)), lora, dtype="float32")
+    disturb(policy, seed=1)
+    async with serving(policy) as (_, client):
+        first, again = [await ask(client, f"hello {text}", seed=1) for text in ("one", "one")]
+        assert logprobs(first) == pytest.approx(logprobs(again), abs=1e-5)
+        agrees_with_forward(policy, first)
 
 
 async def test_prompts_longer_than_one_pass_and_batches_larger_than_the_limit_are_exact(

@@ -154,6 +154,7 @@ class _Api:
                 params,
                 n=wanted.n or 1,
                 keep_special=use.tools is not None and self._tags_are_special,
+                follow=bool(wanted.stream),
                 notify=lambda: _notify(loop, changed),
             )
             self._scheduler.submit(job)

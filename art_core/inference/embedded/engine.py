@@ -32,12 +32,19 @@ class EmbeddedEngine:
     Args:
         policy: the model; the engine holds ``policy.lock`` while it decodes, a quarter of a second at a
             time. A trainer calls `pause` first and has the machine to itself.
-        config: how to serve.
+        config: how to serve; ``max_model_len`` is lowered to what the model can do.
         served_model: the name before ``@<n>``.
+
+    Raises:
+        ConfigError: the model has layers that cannot be decoded here.
     """
 
     def __init__(self, policy: Policy, config: EngineConfig, *, served_model: str) -> None:
         self._policy = policy
+        longest = policy.context_length
+        if longest is not None and longest < config.max_model_len:
+            # Beyond it the model would answer, but not as the model that it is.
+            config = config.replace(max_model_len=longest)
         self._config = config
         self._versions = ServedVersions(served_model)
         # Fast tokenizers must not be used by two threads at once: one for the server, one for the loop.

@@ -48,7 +48,9 @@ class Job:
         params: how to sample.
         n: how many choices.
         keep_special: whether special tokens appear in the text that stop texts are sought in.
-        notify: called by the scheduler's thread whenever something is new; must not block.
+        follow: whether somebody reads tokens before the end.
+        notify: called by the scheduler's thread at the end, and with ``follow`` whenever something is
+            new; must not block.
     """
 
     def __init__(
@@ -59,12 +61,14 @@ class Job:
         *,
         n: int = 1,
         keep_special: bool = False,
+        follow: bool = False,
         notify: Callable[[], None],
     ) -> None:
         self.version = version
         self.prompt = prompt
         self.params = params
         self.keep_special = keep_special
+        self.follow = follow
         self.outputs = [Output() for _ in range(n)]
         self.notify = notify
         self.open = n  # choices that wait or run; the scheduler's count

@@ -288,7 +288,8 @@ class Scheduler:
             for sequence, sampled in zip(mine, sample(self._runner.logits(part), draws), strict=True):
                 if sequence.take(sampled):
                     self._end(sequence)
-                sequence.job.notify()
+                if sequence.job.follow:
+                    sequence.job.notify()
 
     # -- ends ------------------------------------------------------------------------------------------
 
