@@ -1,6 +1,7 @@
 """TrainableModel and LocalBackend with a tiny model: the face that users hold, and its errors."""
 
 import asyncio
+import itertools
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,22 +155,22 @@ def test_a_plain_client_learns_a_task_whose_best_answer_is_known(tmp_path: Path)
         both = [[*ASK, {"role": "assistant", "content": answer}] for answer in ("yes", "no")]
         model.sft(both, steps=20, batch_size=2, learning_rate=1e-2)
 
+        seeds = itertools.count()
+
         def play(games: int) -> float:
             """The share of the right answer."""
             right = 0
             for _ in range(games):
                 trajectory = model.start_trajectory("coin")
-                answer = model.chat.completions.create(messages=ASK, max_tokens=3)
+                answer = model.chat.completions.create(messages=ASK, max_tokens=3, seed=next(seeds))
                 reward = float(answer.choices[0].message.content == "yes")
                 right += model.end_trajectory(trajectory, reward=reward).reward == 1.0
             return right / games
 
         assert play(16) < 0.9
-        for _ in range(20):
+        for _ in range(12):
             model.train()
-            if play(16) == 1.0:
-                break
-        model.train()
+            play(16)
         assert play(64) > 0.9
 
 
