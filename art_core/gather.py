@@ -86,16 +86,17 @@ async def agather(
     min_group_size: int | None = None,
     max_calls: int | None = None,
     require_policy_calls: bool = True,
-    seed: int = 0,
+    seed: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     sink: Sink | None = None,
     progress: bool | ProgressReport = True,
 ) -> Gathered:
     """Run every scenario ``group_size`` times.
 
-    Each rollout has its own context, in which it is the current rollout; its metadata holds ``seed``,
-    ``member`` and ``attempt``. The seed is a function of ``seed``, scenario id, member and attempt
-    (`member_seed`), for agents that want to fix their sampling.
+    Each rollout has its own context, in which it is the current rollout; its metadata holds ``member``,
+    ``attempt`` and, with ``seed`` given, its own ``seed``: a function of ``seed``, scenario id, member and
+    attempt (`member_seed`). ChatART then gives every call a seed of its own (`Rollout.next_seed`), so that
+    a server that honours seeds samples the same again.
 
     Args:
         agent: ``scenario -> output``, sync or async.
@@ -111,7 +112,8 @@ async def agather(
             ``group_size`` is 1.
         max_calls: most policy calls of one rollout.
         require_policy_calls: a rollout without one captured policy call is a failure.
-        seed: base of the members' seeds; another one for another sample of the same scenarios.
+        seed: base of the members' seeds; another one for another sample of the same scenarios. None: calls
+            have no seed.
         metadata: kept with every trajectory.
         sink: where rollouts are kept; None: in memory alone.
         progress: True shows a bar if standard error is a terminal; a callable gets every change instead.
@@ -152,7 +154,7 @@ async def agather_on(
     on_failure: OnFailure | str = OnFailure.DROP_TRAJECTORY,
     min_group_size: int | None = None,
     max_calls: int | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     metadata: Mapping[str, Any] | None = None,
     progress: bool | ProgressReport = True,
 ) -> Gathered:
@@ -178,7 +180,11 @@ async def agather_on(
                 max_calls=max_calls,
                 metadata={
                     **(metadata or {}),
-                    "seed": member_seed(job.scenario.id, job.member, seed, attempt, job.occurrence),
+                    **(
+                        {}
+                        if seed is None
+                        else {"seed": member_seed(job.scenario.id, job.member, seed, attempt, job.occurrence)}
+                    ),
                     "member": job.member,
                     "attempt": attempt,
                 },

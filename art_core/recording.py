@@ -8,6 +8,7 @@ context) never mix. Steps go to the rollout's *sink* at once: the durable store,
 """
 
 import asyncio
+import hashlib
 import logging
 import threading
 import time
@@ -127,6 +128,7 @@ class Rollout:
         self._call_indices: Counter[tuple[str, int]] = Counter()
         self._executions: dict[str, _Executions] = {}
         self._calls = 0
+        self._seeds = 0
         self._ended: Trajectory | None = None
         self._held = ExitStack()
         self._holds: dict[str, Any] = {}
@@ -185,6 +187,21 @@ class Rollout:
         with self._lock:
             known = self._executions.get(namespace)
             return known.latest if known is not None else 1
+
+    def next_seed(self) -> int | None:
+        """A sampling seed for the next call, of 31 bits; None when the rollout has no ``seed``.
+
+        A function of the rollout's seed and of how many were asked for before, so that a rollout whose
+        calls come in the same order samples the same again.
+        """
+        base = self.metadata.get("seed")
+        if base is None:
+            return None
+        with self._lock:
+            number = self._seeds
+            self._seeds += 1
+        digest = hashlib.sha256(f"{base}/{number}".encode()).digest()
+        return int.from_bytes(digest[:4]) >> 1
 
     def count_call(self) -> int:
         """Count a policy call that is about to be made; returns how many there are now."""

@@ -61,7 +61,8 @@ class ChatART(ChatOpenAI):
     """A drop-in for ``ChatOpenAI`` whose calls go to a policy, and are recorded with their exact tokens.
 
     Everything that ``ChatOpenAI`` can do over chat completions works as there. Which version of the policy
-    answers is decided when a call is made, and each step says which it was.
+    answers is decided when a call is made, and each step says which it was. In a rollout that has a seed
+    (``agather(..., seed=0)``), each call without a seed of its own is given one.
 
     Args:
         endpoint: the policy: a `TrainableModel`, or a `StaticEndpoint` for a server that you run.
@@ -162,10 +163,14 @@ class ChatART(ChatOpenAI):
             exchange = Exchange(
                 self.endpoint.base_url, model=name, api_key=None if self.own_key else self.endpoint.api_key
             )
-            headers = {**(kwargs.get("extra_headers") or {}), **exchange.headers}
+            asked = {
+                **self._seed(rollout, kwargs),
+                **kwargs,
+                "extra_headers": {**(kwargs.get("extra_headers") or {}), **exchange.headers},
+            }
             error: BaseException | None = None
             try:
-                yield {**kwargs, "extra_headers": headers}
+                yield asked
             except BaseException as raised:
                 error = raised
                 raise
@@ -180,6 +185,13 @@ class ChatART(ChatOpenAI):
                 )
                 if rollout is not None and exchange.attempts > 1:
                     rollout.count_fault("retried_requests")
+
+    def _seed(self, rollout: Rollout | None, kwargs: dict[str, Any]) -> dict[str, int]:
+        """The rollout's seed for this call, unless the user chose one."""
+        if rollout is None or self.seed is not None or "seed" in kwargs:
+            return {}
+        seed = rollout.next_seed()
+        return {} if seed is None else {"seed": seed}
 
     def _version(
         self, rollout: Rollout | None, asked: str | None, leases: ExitStack

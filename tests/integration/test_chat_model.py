@@ -448,3 +448,23 @@ def test_a_client_of_the_users_own_carries_the_calls(server: FakeVLLM):
         stream(chat_for(server, http_client=mine), "hi")
     assert seen == [f"{server.base_url}/chat/completions"] * 2
     assert [s.trainable for s in rollout.steps] == [True, True]
+
+
+# -- seeds -------------------------------------------------------------------------------------------
+
+
+async def test_calls_of_a_seeded_rollout_are_sent_with_seeds() -> None:
+    with FakeVLLM("fine") as server:
+        llm = ChatART(StaticEndpoint(server.base_url, "m@0"))
+        chosen = ChatART(StaticEndpoint(server.base_url, "m@0"), seed=7)
+        for metadata in ({"seed": 3}, {"seed": 3}, {}):
+            with recording(Rollout(metadata=metadata)):
+                await llm.ainvoke("a")
+                await llm.ainvoke("b")
+                await chosen.ainvoke("c")
+        seeds = [body.get("seed") for body in server.bodies]
+    first, again, unseeded = seeds[:3], seeds[3:6], seeds[6:]
+    assert first == again
+    assert first[2] == 7
+    assert len(set(first)) == 3
+    assert unseeded == [None, None, 7]

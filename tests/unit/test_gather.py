@@ -180,15 +180,40 @@ async def test_seeds_depend_on_scenario_member_and_base_alone() -> None:
         groups = await agather(talk, THREE, group_size=3, **options)
         return [t.metadata["seed"] for g in groups for t in g]
 
-    first = await seeds()
-    assert first == await seeds(concurrency=1)
+    first = await seeds(seed=0)
+    assert first == await seeds(seed=0, concurrency=1)
     assert len(set(first)) == 9
     assert not set(first) & set(await seeds(seed=1))
 
 
 async def test_a_scenario_that_is_given_twice_is_sampled_with_other_seeds() -> None:
-    groups = await agather(talk, [Scenario("a"), Scenario("a")], group_size=2)
+    groups = await agather(talk, [Scenario("a"), Scenario("a")], group_size=2, seed=0)
     assert len({t.metadata["seed"] for g in groups for t in g}) == 4
+
+
+async def test_without_a_seed_rollouts_have_none() -> None:
+    def agent(scenario: Scenario) -> None:
+        say()
+        assert current_rollout().next_seed() is None
+
+    (group,) = await agather(agent, [Scenario("a")], group_size=2)
+    assert not any("seed" in t.metadata for t in group)
+
+
+async def test_the_calls_of_a_seeded_rollout_have_seeds_of_their_own_and_the_same_ones_again() -> None:
+    async def seeds() -> list[int]:
+        seen: list[int] = []
+
+        def agent(scenario: Scenario) -> None:
+            say()
+            seen.extend(current_rollout().next_seed() for _ in range(3))
+
+        await agather(agent, [Scenario("a")], group_size=2, seed=0, concurrency=1)
+        return seen
+
+    first = await seeds()
+    assert len(set(first)) == 6
+    assert first == await seeds()
 
 
 @given(st.text(), st.integers(0, 10**6), st.integers(-(10**9), 10**9))
@@ -308,7 +333,7 @@ async def test_a_failed_rollout_is_tried_again_as_a_new_rollout_with_another_see
             raise RuntimeError("flaky")
 
     sink = Log()
-    (group,) = await agather(agent, [Scenario("s")], group_size=1, retries=2, sink=sink)
+    (group,) = await agather(agent, [Scenario("s")], group_size=1, retries=2, sink=sink, seed=0)
     assert not group.trajectories[0].failed
     assert group.trajectories[0].metadata["attempt"] == 3
     assert len(set(seeds)) == 3
