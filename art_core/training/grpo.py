@@ -255,13 +255,14 @@ def update_metrics(
     }
     if len(whole.ratio):
         metrics |= {
-            "kl_old_new": whole.kl_old_new,
             "clip_fraction": float(whole.clipped.float().mean()),
             "ratio_mean": float(whole.ratio.mean()),
             "ratio_max": float(whole.ratio.max()),
             "importance_mean": float(whole.importance.mean()),
             "importance_max": float(whole.importance.max()),
         }
+    if len(whole.ratio) and not torch.isnan(whole.old_logprob).all():
+        metrics["kl_old_new"] = whole.kl_old_new
     if len(whole.kl_base):
         metrics["kl_base"] = float(whole.kl_base.mean())
     return metrics
