@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import httpx
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
 from art_core.errors import CaptureError
@@ -35,6 +35,9 @@ KEY_HEADER = "x-art-completion"
 
 POLICY_HEADER = "x-art-policy"
 """Response header with the version that answered."""
+
+HEAD_SECONDS = 0.005
+"""How long the head of a stream waits for its first chunk."""
 
 FINISH_SECONDS = 30.0
 """How long a structured stream is read to its end for the record after its client has left."""
@@ -221,10 +224,12 @@ class _Exchange:
 
     async def _streamed(self, response: httpx.Response) -> Callable[[], Awaitable[None]]:
         outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
-        await self._send(
-            {"type": "http.response.start", "status": 200, "headers": _raw(self._response_headers(response))}
-        )
-        writing = asyncio.ensure_future(_write(self._send, outbox))
+        head = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": _raw(self._response_headers(response)),
+        }
+        writing = asyncio.ensure_future(_write(self._send, head, outbox))
         try:
             whole = await self._pump(response, outbox)
         except BaseException:
@@ -339,16 +344,22 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _write(send: Send, outbox: "asyncio.Queue[bytes | None]") -> None:
-    ended = False
-    while not ended:
-        chunks = [await outbox.get()]
+async def _write(send: Send, head: Message, outbox: "asyncio.Queue[bytes | None]") -> None:
+    chunks: list[bytes | None] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(HEAD_SECONDS):  # head and first chunk in one write, if they come together
+            chunks.append(await outbox.get())
+    await send(head)
+    while True:
+        if not chunks:
+            chunks.append(await outbox.get())
         while not outbox.empty():  # what came in one read goes out in one write
             chunks.append(outbox.get_nowait())
-        ended = chunks[-1] is None
-        body = b"".join(chunk for chunk in chunks if chunk is not None)
-        if body:
+        if body := b"".join(chunk for chunk in chunks if chunk is not None):
             await send({"type": "http.response.body", "body": body, "more_body": True})
+        if chunks[-1] is None:
+            return
+        chunks.clear()
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
