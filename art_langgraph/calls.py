@@ -63,8 +63,11 @@ class OpenCall:
     @property
     def abandoned(self) -> bool:
         """Whether nobody waits for it any more: its end will not come."""
-        task = self.task() if self.task is not None else None
-        return self.task is not None and (task is None or task.done())
+        if self.task is None:
+            return False
+        task = self.task()
+        # Who asks has gone on from the call, if it was its own.
+        return task is None or task.done() or task is current_task()
 
     def call(self) -> Call:
         """As capture knows calls."""
@@ -95,6 +98,14 @@ class OpenCall:
             f"no token ids: {self.model} is not served through a gateway "
             "(point its base_url at one, or use ChatART)"
         )
+
+
+def current_task() -> "asyncio.Task[Any] | None":
+    """The task that runs here; None outside of event loops."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
 
 
 def chat_request(messages: Sequence[BaseMessage], params: Mapping[str, Any]) -> dict[str, Any]:

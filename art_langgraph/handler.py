@@ -31,6 +31,7 @@ from art_langgraph.calls import (
     OpenCall,
     base_url_of,
     chat_request,
+    current_task,
     is_cache_hit,
     key_of_chunk,
     key_of_error,
@@ -258,10 +259,7 @@ class TrajectoryCallbackHandler(SpanHandler):
 
 
 def _task() -> "weakref.ref[asyncio.Task[Any]] | None":
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return None
+    task = current_task()
     return weakref.ref(task) if task is not None else None
 
 

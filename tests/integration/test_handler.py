@@ -589,6 +589,18 @@ async def test_a_cancelled_call_is_closed_as_cancelled_without_waiting(
     assert [s.status for s in rollout.snapshot().spans] == ["cancelled"]
 
 
+async def test_a_call_that_its_own_task_gave_up_on_is_not_waited_for(
+    fake: FakeVLLM, model: ChatOpenAI
+) -> None:
+    fake.fail(1.0, ["stall"])
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        async with capture(drain=30.0) as rollout, asyncio.timeout(0.5):
+            await model.ainvoke("tea")
+    assert time.monotonic() - began < 15
+    assert [s.error for s in rollout.steps] == ["cancelled: the call never ended"]
+
+
 async def test_background_work_is_waited_for(fake: FakeVLLM, model: ChatOpenAI) -> None:
     fake.latency = 0.2
     tasks: list[asyncio.Task[Any]] = []
