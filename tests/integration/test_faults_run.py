@@ -7,14 +7,19 @@ from typing import Any, TypedDict
 import pytest
 from fakes.vllm_server import FakeVLLM, completion_ids, prompt_ids
 from langchain_core.language_models import BaseChatModel
+from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
+from pydantic import SecretStr
 
 from art_core.inference.endpoint import StaticEndpoint
+from art_core.inference.gateway import Gateway
+from art_core.recording import Sink
 from art_core.store import Store
 from art_core.types import Scenario, Step, Trajectory
 from art_langgraph.chat_model import ChatART
 from art_langgraph.rollouts import agather
 
+MODEL = "policy@3"
 SCENARIOS, GROUP, CALLS = 50, 10, 3
 TIMEOUT = 8.0
 GRACE = 4.0
@@ -101,28 +106,44 @@ def store(tmp_path: Path):
         yield store
 
 
+async def faulty_run(graph: Any, server: FakeVLLM, sink: Sink, scenarios: int) -> list[Trajectory]:
+    """Rollouts of a graph while one call in ten fails."""
+    server.fail(0.1, seed=11)
+    gathered = await agather(
+        graph,
+        [Scenario(f"topic-{i}", {"topic": f"topic {i}", "stream": i % 2 == 0}) for i in range(scenarios)],
+        group_size=GROUP,
+        reward=reward,
+        timeout=TIMEOUT,
+        concurrency=20,
+        min_group_size=0,
+        sink=sink,
+        progress=False,
+    )
+    return [t for group in gathered for t in group]
+
+
+def check(trajectories: list[Trajectory], server: FakeVLLM, store: Store) -> None:
+    assert [p for t in trajectories for p in problems_of(t)] == []
+    failed = [t for t in trajectories if t.failure is not None]
+    assert len(failed) == server.faults.total()
+    assert Counter(t.failure.cause for t in failed if t.failure)["timeout"] == server.faults["stall"]
+    assert {t.id: t for t in store.trajectories()} == {t.id: t for t in trajectories}
+
+
 async def test_a_tenth_of_all_calls_fails_and_every_rollout_says_the_truth(store: Store) -> None:
     """C10, C32, C33, and the fault run."""
     with FakeVLLM(answer) as server:
-        server.fail(0.1, seed=11)
-        llm = ChatART(StaticEndpoint(server.base_url, "policy@3", sink=store.sink()), max_retries=0)
-        gathered = await agather(
-            build(llm),
-            [Scenario(f"topic-{i}", {"topic": f"topic {i}", "stream": i % 2 == 0}) for i in range(SCENARIOS)],
-            group_size=GROUP,
-            reward=reward,
-            timeout=TIMEOUT,
-            concurrency=20,
-            min_group_size=0,
-            sink=store.sink(),
-            progress=False,
-        )
-        faults = Counter(server.faults)
-    trajectories = [t for group in gathered for t in group]
-    assert len(trajectories) == SCENARIOS * GROUP
-    assert [p for t in trajectories for p in problems_of(t)] == []
-    failed = [t for t in trajectories if t.failure is not None]
-    assert set(faults) == {"drop", "stall", "429", "500", "garbage", "cut_stream"}
-    assert len(failed) == faults.total()
-    assert Counter(t.failure.cause for t in failed if t.failure)["timeout"] == faults["stall"]
-    assert {t.id: t for t in store.trajectories()} == {t.id: t for t in trajectories}
+        llm = ChatART(StaticEndpoint(server.base_url, MODEL, sink=store.sink()), max_retries=0)
+        trajectories = await faulty_run(build(llm), server, store.sink(), SCENARIOS)
+        assert len(trajectories) == SCENARIOS * GROUP
+        assert set(server.faults) == {"drop", "stall", "429", "500", "garbage", "cut_stream"}
+        check(trajectories, server, store)
+
+
+async def test_the_same_through_the_gateway(store: Store) -> None:
+    """C10, C32, C33."""
+    with FakeVLLM(answer) as server, Gateway(StaticEndpoint(server.base_url, MODEL)) as gateway:
+        llm = ChatOpenAI(model=MODEL, base_url=gateway.base_url, api_key=SecretStr("none"), max_retries=0)
+        trajectories = await faulty_run(build(llm), server, store.sink(), SCENARIOS // 5)
+        check(trajectories, server, store)
