@@ -20,6 +20,7 @@ import sys
 import time
 
 LOOK_SECONDS = 0.2
+GONE_SECONDS = 2.0
 
 
 def wanted(parent: int) -> bool:
@@ -32,6 +33,15 @@ def signal_group(group: int, number: int) -> None:
     """Signal the command and all that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def wait_until_gone(group: int) -> None:
+    """Wait for what was killed to be gone; not for ever, since nobody may reap an orphan."""
+    deadline = time.monotonic() + GONE_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(group, 0)
+            time.sleep(0.01)
 
 
 def main(grace: float, command: list[str]) -> int:
@@ -52,6 +62,7 @@ def main(grace: float, command: list[str]) -> int:
     # Whether it ended by itself or not: what it started must not stay.
     signal_group(process.pid, signal.SIGKILL)
     status = process.wait()
+    wait_until_gone(process.pid)
     return status if status >= 0 else 128 - status
 
 
