@@ -17,6 +17,7 @@ from integration.patterns import (
     prompt_chaining,
     react,
     retry,
+    retry_subgraph,
     routing,
     streaming,
     supervisor,
@@ -44,6 +45,7 @@ PATTERNS = {
         map_reduce,
         human_approval,
         retry,
+        retry_subgraph,
         functional,
         streaming,
     )
