@@ -32,7 +32,7 @@ class Sizes:
         crowd: rollouts at once in the last part.
     """
 
-    repetitions: dict[int, int] = field(default_factory=lambda: {1: 9, 32: 5, 500: 1})
+    repetitions: dict[int, int] = field(default_factory=lambda: {1: 7, 32: 5, 500: 1})
     rollouts: dict[int, int] = field(default_factory=lambda: {1: 20, 32: 64, 500: 500})
     calls: dict[int, int] = field(default_factory=lambda: {1: 5, 32: 5, 500: 2})
     first_bytes: int = 300
