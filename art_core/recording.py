@@ -30,8 +30,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class Acknowledgement(Future[None]):
+    """The future of a sink that gathers writes: `hurry` says that somebody waits for this one."""
+
+    def hurry(self) -> None:
+        """Keep what it stands for without waiting for more to keep with it."""
+        raise NotImplementedError
+
+
 class Sink(Protocol):
-    """Where rollouts are kept. Each future is done once what it stands for survives ``kill -9``."""
+    """Where rollouts are kept. Each future is done once what it stands for survives ``kill -9``.
+
+    A future may be an `Acknowledgement`; whoever waits for it tells it to hurry first.
+    """
 
     def begin(self, trajectory: Trajectory) -> Future[None]:
         """Keep a rollout that has just started (no steps yet)."""
@@ -42,7 +53,11 @@ class Sink(Protocol):
         ...
 
     def end(self, trajectory: Trajectory) -> Future[None]:
-        """Keep how a rollout ended: status, reward, failure, duration. Steps are there already."""
+        """Keep how a rollout ended: status, reward, failure, duration, spans. Steps are there already."""
+        ...
+
+    def trace(self, rollout_id: str, span: Span) -> Future[None]:
+        """Keep a span that came after its rollout had ended."""
         ...
 
 
@@ -64,8 +79,19 @@ class NullSink:
     def end(self, trajectory: Trajectory) -> Future[None]:  # noqa: D102
         return _done()
 
+    def trace(self, rollout_id: str, span: Span) -> Future[None]:  # noqa: D102
+        return _done()
+
+
+def _await(future: Future[None]) -> None:
+    if isinstance(future, Acknowledgement):
+        future.hurry()
+    future.result()
+
 
 async def _settled(future: Future[None]) -> None:
+    if isinstance(future, Acknowledgement):
+        future.hurry()
     if not future.done():
         # Without the shield, cancelling the waiter would cancel a write that is on its way to the disk.
         await asyncio.shield(asyncio.wrap_future(future))
@@ -139,7 +165,7 @@ class Rollout:
 
     def record(self, step: Step) -> None:
         """Keep a step; returns once the sink has it."""
-        self.submit(step).result()
+        _await(self.submit(step))
 
     async def arecord(self, step: Step) -> None:
         """Keep a step without blocking the event loop; returns once the sink has it."""
@@ -156,9 +182,19 @@ class Rollout:
         return self._sink.append(step)
 
     def add_span(self, span: Span) -> None:
-        """Keep what a tracer saw; it goes to the sink with the end of the rollout."""
+        """Keep what a tracer saw; it goes to the sink with the end of the rollout, or alone when it is late."""
         with self._lock:
             self._spans.append(span)
+            late = self._ended is not None
+        if late:
+            self._trace(span)
+
+    def _trace(self, span: Span) -> None:
+        def said(kept: Future[None]) -> None:
+            if (error := kept.exception()) is not None:
+                logger.warning("span %s of rollout %s was not kept: %s", span.id, self.id, error)
+
+        self._sink.trace(self.id, span).add_done_callback(said)
 
     def next_call_index(self, namespace: str, attempt: int) -> int:
         """Number the calls of one branch and attempt: 0, 1, 2, ..."""
@@ -266,15 +302,17 @@ class Rollout:
 
     def _end(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
         ended = self._ending(status, reward, failure)
-        self._begun.result()
-        self._sink.end(ended).result()
+        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
+        _await(self._begun)
+        _await(end)
         self._settle(ended)
         return ended
 
     async def _aend(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
         ended = self._ending(status, reward, failure)
+        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
         await _settled(self._begun)
-        await _settled(self._sink.end(ended))
+        await _settled(end)
         self._settle(ended)
         return ended
 
@@ -289,6 +327,9 @@ class Rollout:
     def _settle(self, ended: Trajectory) -> None:
         with self._lock:
             self._ended = ended
+            late = self._spans[len(ended.spans) :]  # came while the end was being written
+        for span in late:
+            self._trace(span)
         _open.pop(self.id, None)
         self._held.close()
 

@@ -18,9 +18,9 @@ from art_core.store.codec import EncodedStep, Row
 from art_core.store.contents import insert_contents
 from art_core.store.database import insert_missing
 from art_core.store.packing import to_json
-from art_core.store.schema import groups, scenarios, scores, steps, trajectories
+from art_core.store.schema import groups, scenarios, scores, spans, steps, trajectories
 from art_core.store.writer import Job, Writer
-from art_core.types import RolloutStatus, Step, Trajectory
+from art_core.types import RolloutStatus, Span, Step, Trajectory
 
 ROLLOUT = "rollout"
 """Author of the reward that a rollout ended with."""
@@ -64,7 +64,7 @@ class StoreSink:
                 return StoreError(f"{what}: there is one with this id already; ids are never used again")
             return StoreError(f"{what}: there is no run {self._run_id} in this store; begin_run gives one")
 
-        return self._writer.submit(Job(what, apply=apply, refused=refused))
+        return self._writer.submit(Job(what, apply=apply, refused=refused, patient=True))
 
     def append(self, step: Step) -> Future[None]:
         """Keep one step of a rollout that has begun, also when it has ended since."""
@@ -79,7 +79,7 @@ class StoreSink:
                 return unknown(step.rollout_id, what)
             return StoreError(f"{what}: there is a step with this id already; ids are never used again")
 
-        return self._writer.submit(Job(what, step=encoded, refused=refused))
+        return self._writer.submit(Job(what, step=encoded, refused=refused, patient=True))
 
     def end(self, trajectory: Trajectory) -> Future[None]:
         """Keep how a rollout ended."""
@@ -88,6 +88,7 @@ class StoreSink:
             row = codec.outcome_row(trajectory)
         except ArtError as unwritable:
             return _failed(unwritable)
+        traced = codec.encode_spans(trajectory.spans) if trajectory.spans else None
 
         def apply(connection: Connection) -> None:
             found = connection.execute(
@@ -99,9 +100,23 @@ class StoreSink:
                 if _exists(connection, trajectory.id):
                     raise StoreError(f"{what}: it has ended already")
                 raise unknown(trajectory.id, what)
+            insert_spans(connection, trajectory.id, traced)
             insert_reward(connection, trajectory, ROLLOUT)
 
         return self._writer.submit(Job(what, apply=apply))
+
+    def trace(self, rollout_id: str, span: Span) -> Future[None]:
+        """Keep a span that came after its rollout had ended."""
+        what = f"recording span {span.id} of rollout {rollout_id}"
+        traced = codec.encode_spans([span])
+
+        def apply(connection: Connection) -> None:
+            insert_spans(connection, rollout_id, traced)
+
+        def refused(connection: Connection) -> ArtError:
+            return unknown(rollout_id, what)
+
+        return self._writer.submit(Job(what, apply=apply, refused=refused))
 
 
 def unknown(trajectory_id: str, what: str) -> UnknownTrajectoryError:
@@ -132,6 +147,12 @@ def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None
         pieces.update(step.pieces)
     insert_contents(connection, pieces)
     connection.execute(insert(steps), [step.row for step in encoded])
+
+
+def insert_spans(connection: Connection, rollout_id: str, traced: bytes | None) -> None:
+    """Write encoded spans, where there are any."""
+    if traced is not None:
+        connection.execute(insert(spans), {"rollout_id": rollout_id, "body": traced})
 
 
 def insert_reward(connection: Connection, trajectory: Trajectory, author: str) -> None:

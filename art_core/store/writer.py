@@ -3,14 +3,17 @@
 Invariant: a job's future is done only after the transaction that holds the job is committed, and a job
 that fails leaves nothing behind.
 
-Jobs queue up while a transaction is being committed; the next one takes all of them. If the database
-refuses a batch because of what is in it, its jobs are written one by one, so that only the faulty
-ones fail. If it cannot write at all (disk full, locked), all of the batch fail and the thread lives on.
+Jobs queue up while a transaction is being committed; the next one takes all of them. A *patient* job
+(a step that an agent does not wait for) may linger a moment for others to share its transaction, until
+somebody waits for its future. If the database refuses a batch because of what is in it, its jobs are
+written one by one, so that only the faulty ones fail. If it cannot write at all (disk full, locked), all
+of the batch fail and the thread lives on.
 """
 
 import logging
-import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -21,12 +24,16 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 
 from art_core.errors import ArtError, StoreError
+from art_core.recording import Acknowledgement
 from art_core.store.codec import EncodedStep
 from art_core.store.database import explain, writing
 
 logger = logging.getLogger(__name__)
 
 _MOST_JOBS = 2000  # in one transaction: bounds what one commit holds in memory, and how long it takes
+
+LINGER_SECONDS = 0.05
+"""How long patient jobs wait for company. A transaction costs as much as writing a dozen steps."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,13 +45,28 @@ class Job:
         apply: writes it; its return value becomes the future's.
         step: in place of ``apply``: a step that is written together with its neighbours.
         refused: looks up why the database's constraints refused it; None when it cannot tell.
+        patient: it may linger until somebody waits for it.
     """
 
     what: str
     apply: Callable[[Connection], Any] | None = None
     step: EncodedStep | None = None
     refused: Callable[[Connection], Exception | None] | None = None
+    patient: bool = False
     future: Future[Any] = field(default_factory=Future[Any])
+
+
+class Lingering(Acknowledgement):
+    """The future of a patient job."""
+
+    def __init__(self, hurry: Callable[[], None]) -> None:
+        super().__init__()
+        self._hurry = hurry
+
+    def hurry(self) -> None:
+        """Write it now."""
+        if not self.done():
+            self._hurry()
 
 
 class Writer:
@@ -62,51 +84,55 @@ class Writer:
     ) -> None:
         self._engine = engine
         self._insert_steps = insert_steps
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: deque[Job] = deque()
+        self._due = False  # whether what is queued must be written without lingering
         self._closed = False
-        self._lock = threading.Lock()
+        self._change = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="art-store-writer", daemon=True)
         self._thread.start()
 
     def submit(self, job: Job) -> Future[Any]:
         """Queue a job; its future cannot be cancelled, since what was recorded stays recorded."""
+        if job.patient:
+            job.future = Lingering(self.hurry)
         job.future.set_running_or_notify_cancel()
-        with self._lock:
+        with self._change:
             if self._closed:
                 job.future.set_exception(StoreError(f"{job.what}: the store is closed; open it again"))
-            else:
-                self._jobs.put(job)
+                return job.future
+            self._jobs.append(job)
+            self._due = self._due or not job.patient or len(self._jobs) >= _MOST_JOBS
+            if self._due or len(self._jobs) == 1:
+                self._change.notify()
         return job.future
+
+    def hurry(self) -> None:
+        """Write what is queued now."""
+        with self._change:
+            self._due = True
+            self._change.notify()
 
     def close(self) -> None:
         """Write what is queued, then stop."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._jobs.put(None)
+        with self._change:
+            self._closed = self._due = True
+            self._change.notify()
         self._thread.join()
 
     def _work(self) -> None:
-        while True:
-            batch, last = self._next_batch()
-            if batch:
-                self._write(batch)
-            if last:
-                return
+        while batch := self._next_batch():
+            self._write(batch)
 
-    def _next_batch(self) -> tuple[list[Job], bool]:
-        job = self._jobs.get()
-        batch: list[Job] = []
-        while job is not None:
-            batch.append(job)
-            if len(batch) == _MOST_JOBS:
-                return batch, False
-            try:
-                job = self._jobs.get_nowait()
-            except queue.Empty:
-                return batch, False
-        return batch, True
+    def _next_batch(self) -> list[Job]:
+        """What to write next, all that is queued; nothing once the writer is closed and has written all."""
+        with self._change:
+            self._change.wait_for(lambda: self._jobs or self._closed)
+            deadline = time.monotonic() + LINGER_SECONDS
+            while not self._due and (left := deadline - time.monotonic()) > 0:
+                self._change.wait(left)
+            batch = [self._jobs.popleft() for _ in range(min(len(self._jobs), _MOST_JOBS))]
+            self._due = self._closed or bool(self._jobs)
+            return batch
 
     def _write(self, batch: list[Job]) -> None:
         try:

@@ -56,7 +56,7 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def random_player_conversations(seed: int) -> list[list[dict[str, str]]]:
+def random_player_conversations(seed: int, moves: int) -> list[list[dict[str, str]]]:
     """What a player that takes any free square would have said."""
     return [
         [
@@ -64,7 +64,7 @@ def random_player_conversations(seed: int) -> list[list[dict[str, str]]]:
             {"role": "user", "content": show(board)},
             {"role": "assistant", "content": str(square)},
         ]
-        for board, square in islice(random_player_moves(seed), 4096)
+        for board, square in islice(random_player_moves(seed), moves)
     ]
 
 
@@ -84,7 +84,7 @@ class Demo:
             project="tic-tac-toe",
             name=f"player-{time.strftime('%Y%m%d-%H%M%S')}-seed{options.seed}",
             lora=LoRAConfig(rank=16, alpha=32),
-            train=TrainConfig(learning_rate=options.learning_rate, advantage_std=True, groups_per_update=4),
+            train=TrainConfig(learning_rate=options.learning_rate, advantage_std=True),
             seed=options.seed,
         )
         self.graph = build_graph(ChatART(self.model, temperature=1.0, max_tokens=3))
@@ -152,7 +152,7 @@ class Demo:
             await self.evaluate("as it comes")
             with console.status("warm start: supervised steps on a random player's games"):
                 await self.model.asft(
-                    random_player_conversations(options.seed),
+                    random_player_conversations(options.seed, 64 * options.warm_steps),
                     batch_size=64,
                     steps=options.warm_steps,
                     learning_rate=5e-4,
