@@ -182,7 +182,7 @@ class Rollout:
         return self._sink.append(step)
 
     def add_span(self, span: Span) -> None:
-        """Keep what a tracer saw; it goes to the sink with the end of the rollout, or alone when it is late."""
+        """Keep what a tracer saw; it goes to the sink with the rollout's end, or alone if it is late."""
         with self._lock:
             self._spans.append(span)
             late = self._ended is not None

@@ -8,7 +8,7 @@ hold, are kept one-way: in pydantic's JSON form where it has one, else as ``{"ty
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from art_core.errors import StoreError
@@ -29,6 +29,7 @@ from art_core.types import (
     PolicyVersion,
     RolloutStatus,
     Scenario,
+    Span,
     Step,
     StepIdentity,
     StepTokens,
@@ -104,7 +105,9 @@ def trajectory_row(trajectory: Trajectory, scenario: bytes, run_id: str | None) 
     }
 
 
-def trajectory_from_row(row: Any, scenario: Scenario, steps: Iterable[Step]) -> Trajectory:
+def trajectory_from_row(
+    row: Any, scenario: Scenario, steps: Iterable[Step], spans: Iterable[Span] = ()
+) -> Trajectory:
     """The inverse of `trajectory_row`."""
     return Trajectory(
         id=row.id,
@@ -122,7 +125,37 @@ def trajectory_from_row(row: Any, scenario: Scenario, steps: Iterable[Step]) -> 
         failure=None if row.failure is None else Failure(**json.loads(row.failure)),
         started_at=row.started_at,
         duration=row.duration,
+        spans=tuple(sorted(spans, key=lambda span: span.started_at)),
     )
+
+
+# -- spans -------------------------------------------------------------------------------------------
+
+
+def encode_spans(spans: Iterable[Span]) -> bytes:
+    """Spans, ready to be written.
+
+    A span whose inputs or outputs JSON cannot hold is kept with their ``repr``: what a tracer saw must not
+    keep a rollout from ending.
+    """
+    return pack(b"[" + b",".join(map(_span_json, spans)) + b"]")
+
+
+def spans_from_body(body: bytes) -> list[Span]:
+    """The inverse of `encode_spans`."""
+    return [Span(**values | {"tags": tuple(values.get("tags", ()))}) for values in json.loads(unpack(body))]
+
+
+def _span_json(span: Span) -> bytes:
+    values: Row = {}
+    for field in fields(span):
+        value = getattr(span, field.name)
+        if field.default is MISSING or value is not field.default:  # an array's `!=` would be an array
+            values[field.name] = value
+    try:
+        return to_json_bytes(values)
+    except (TypeError, ValueError, RecursionError):
+        return to_json_bytes(values | {"inputs": repr(span.inputs), "outputs": repr(span.outputs)})
 
 
 # -- steps -------------------------------------------------------------------------------------------

@@ -24,10 +24,11 @@ from art_core.store.schema import (
     runs,
     scenarios,
     scores,
+    spans,
     steps,
     trajectories,
 )
-from art_core.types import PolicyVersion, Step, Trajectory
+from art_core.types import PolicyVersion, Span, Step, Trajectory
 
 _PAGE = 50  # trajectories that are held in memory at a time
 
@@ -64,6 +65,7 @@ def _trajectory_query(conditions: Sequence[ColumnElement[bool]]) -> Select[Any]:
 
 def _whole(connection: Connection, rows: Sequence[Any], with_steps: bool) -> list[Trajectory]:
     found: dict[str, list[Step]] = defaultdict(list)
+    traced: dict[str, list[Span]] = {}
     if with_steps:
         ids = [row.id for row in rows]
         query = select(steps).where(steps.c.rollout_id.in_(ids)).order_by(steps.c.started_at, steps.c.seq)
@@ -72,7 +74,22 @@ def _whole(connection: Connection, rows: Sequence[Any], with_steps: bool) -> lis
         reader = codec.StepReader(pieces)
         for row in found_rows:
             found[row.rollout_id].append(reader.step(row))
-    return [codec.trajectory_from_row(row, codec.scenario_from_body(row.body), found[row.id]) for row in rows]
+        traced = read_spans(connection, ids)
+    return [
+        codec.trajectory_from_row(
+            row, codec.scenario_from_body(row.body), found[row.id], traced.get(row.id, ())
+        )
+        for row in rows
+    ]
+
+
+def read_spans(connection: Connection, rollouts: Sequence[str]) -> defaultdict[str, list[Span]]:
+    """What was traced, by rollout, in the order in which it was written."""
+    traced: defaultdict[str, list[Span]] = defaultdict(list)
+    query = select(spans).where(spans.c.rollout_id.in_(rollouts)).order_by(spans.c.seq)
+    for row in connection.execute(query):
+        traced[row.rollout_id] += codec.spans_from_body(row.body)
+    return traced
 
 
 def read_runs(connection: Connection, *conditions: ColumnElement[bool]) -> list[Run]:

@@ -1,15 +1,23 @@
 """Saving trajectories and groups that may be new, partly recorded, or recorded and scored since.
 
-Invariant: afterwards the store holds what was given, and nothing that it knew is lost: steps are
-only added, a replaced reward stays in the history, and no reward is replaced by none.
+Invariant: afterwards the store holds what was given, and nothing that it knew is lost: steps and spans
+are only added, a replaced reward stays in the history, and no reward is replaced by none.
 """
 
 from sqlalchemy import Connection, select, update
 
 from art_core.store import codec
 from art_core.store.database import insert_missing
+from art_core.store.reading import read_spans
 from art_core.store.schema import scenarios, steps, trajectories
-from art_core.store.sink import ROLLOUT, insert_group, insert_reward, insert_steps, insert_trajectory
+from art_core.store.sink import (
+    ROLLOUT,
+    insert_group,
+    insert_reward,
+    insert_spans,
+    insert_steps,
+    insert_trajectory,
+)
 from art_core.types import Trajectory, TrajectoryGroup
 
 
@@ -44,5 +52,9 @@ def save_trajectory(connection: Connection, member: Trajectory, run_id: str | No
         known = set(connection.scalars(select(steps.c.id).where(steps.c.rollout_id == member.id)))
     if missing := [codec.encode_step(step) for step in member.steps if step.id not in known]:
         insert_steps(connection, missing)
+    if member.spans:
+        traced = {span.id for span in read_spans(connection, [member.id])[member.id]}
+        if new := [span for span in member.spans if span.id not in traced]:
+            insert_spans(connection, member.id, codec.encode_spans(new))
     if found is None or (member.reward is not None and found.reward != member.reward):
         insert_reward(connection, member, ROLLOUT)

@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every revision that this code can read or migrate from, oldest first; the last one is the tables below."""
 
 HEAD = REVISIONS[-1]
@@ -132,6 +132,14 @@ steps = Table(
     Column("prompt_tokens", LargeBinary),  # what follows them
     Column("completion_tokens", LargeBinary),
     Column("logprobs", LargeBinary),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("rollout_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("body", LargeBinary, nullable=False),  # a list of spans: those of the rollout's end, or later ones
 )
 
 scores = Table(

@@ -7,6 +7,7 @@ from art_core.types import (
     PolicyVersion,
     RolloutStatus,
     Scenario,
+    Span,
     Step,
     StepIdentity,
     StepTokens,
@@ -112,11 +113,49 @@ def steps(step_id: str, rollout_id: str) -> st.SearchStrategy[Step]:
     )
 
 
+def a_span(number: int = 0, **changes: object) -> Span:
+    values: dict[str, object] = {
+        "id": f"p-{number}",
+        "kind": "tool",
+        "name": "look",
+        "started_at": 1000.0 + number,
+        "duration": 0.5,
+        "parent_id": "p-0" if number else None,
+        "node": "player",
+        "namespace": "player:1",
+        "inputs": {"cell": number},
+        "outputs": ["free"],
+        "tags": ("seq:step:1",),
+    }
+    return Span(**(values | changes))  # type: ignore[arg-type]
+
+
+def spans(span_id: str) -> st.SearchStrategy[Span]:
+    return st.builds(
+        Span,
+        id=st.just(span_id),
+        kind=st.sampled_from(["chain", "llm", "tool", "retriever"]),
+        name=names,
+        started_at=seconds,
+        duration=seconds,
+        status=st.sampled_from(["ok", "error", "interrupted", "cancelled"]),
+        parent_id=st.none() | names,
+        node=st.none() | names,
+        namespace=texts,
+        attempt=st.integers(1, 9),
+        inputs=json_values,
+        outputs=json_values,
+        error=st.none() | texts,
+        tags=st.lists(names, max_size=2).map(tuple),
+    )
+
+
 @st.composite
 def trajectories(draw: st.DrawFn, trajectory_id: str = "t-1") -> Trajectory:
     status = draw(st.sampled_from(RolloutStatus))
     count = draw(st.integers(0, 3))
     found = [draw(steps(f"s-{trajectory_id}-{n}", trajectory_id)) for n in range(count)]
+    traced = [draw(spans(f"p-{n}")) for n in range(draw(st.integers(0, 2)))]
     scenario = st.builds(Scenario, id=names, inputs=json_objects, metadata=json_objects)
     return Trajectory(
         id=trajectory_id,
@@ -136,4 +175,5 @@ def trajectories(draw: st.DrawFn, trajectory_id: str = "t-1") -> Trajectory:
         else None,
         started_at=draw(seconds),
         duration=draw(st.none() | seconds),
+        spans=tuple(sorted(traced, key=lambda span: span.started_at)),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.trajectories import a_step, a_trajectory
+from helpers.trajectories import a_span, a_step, a_trajectory
 
 from art_core.errors import StoreError
 from art_core.jsonl import (
@@ -47,14 +47,15 @@ def test_an_export_imported_and_exported_again_is_the_same_to_the_byte(tmp_path:
     trajectories = [
         a_trajectory("t-1", reward=1),  # a whole number where a float belongs
         a_trajectory("t-2", steps=0, metadata={"text": "☂ \ud83d \u2028 \r", "huge": 10**30, "tiny": 1e-300}),
+        a_trajectory("t-3", spans=(a_span(0), a_span(1, status="error", error="no"))),
     ]
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    assert export_trajectories(trajectories, first) == 2
+    assert export_trajectories(trajectories, first) == 3
     imported = list(import_trajectories(first))
     assert imported == trajectories
-    assert export_trajectories(imported, second) == 2
+    assert export_trajectories(imported, second) == 3
     assert first.read_bytes() == second.read_bytes()
-    assert [json.loads(line)["id"] for line in first.read_text().split("\n")[:-1]] == ["t-1", "t-2"]
+    assert [json.loads(line)["id"] for line in first.read_text().split("\n")[:-1]] == ["t-1", "t-2", "t-3"]
 
 
 def test_an_export_by_way_of_another_store_is_the_same_to_the_byte(tmp_path: Path) -> None:

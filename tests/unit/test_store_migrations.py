@@ -4,11 +4,13 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from helpers.trajectories import a_span
 from sqlalchemy import create_engine
 
 from art_core.errors import StoreError
@@ -30,7 +32,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 def recorded_group() -> TrajectoryGroup:
-    """What the store of revision 1 in ``tests/data`` holds; never change it."""
+    """What the stores of older revisions in ``tests/data`` hold; never change it."""
     scenario = Scenario("paris", {"city": "Paris", "days": [1, 2]}, {"split": "train"})
     talk = [{"role": "system", "content": "You are brief. " * 40}]
     steps: list[Step] = []
@@ -96,17 +98,23 @@ def recorded_group() -> TrajectoryGroup:
     return TrajectoryGroup(scenario, (good, bad), "g-1")
 
 
-OLD = Path(__file__).parent.parent / "data" / "store_revision_1.sql"
+DATA = Path(__file__).parent.parent / "data"
+
+
+def store_of_revision(number: int, directory: Path) -> Path:
+    """A store as that revision's code wrote it."""
+    path = directory / "weather.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript((DATA / f"store_revision_{number}.sql").read_text())
+        found = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        assert found == (f"{number:04}",)
+    return path
 
 
 @pytest.fixture
 def old_store(tmp_path: Path) -> Path:
     """A store as revision 1 wrote it."""
-    path = tmp_path / "weather.db"
-    with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(OLD.read_text())
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchone() == ("0001",)
-    return path
+    return store_of_revision(1, tmp_path)
 
 
 def revision_of(path: Path) -> str:
@@ -114,8 +122,10 @@ def revision_of(path: Path) -> str:
         return connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
 
 
-def test_a_store_of_the_first_revision_is_migrated_with_all_that_it_holds(old_store: Path) -> None:
-    with Store.open("weather", old_store.parent) as store:
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_store_of_an_older_revision_is_migrated_with_all_that_it_holds(number: int, tmp_path: Path) -> None:
+    old = store_of_revision(number, tmp_path)
+    with Store.open("weather", tmp_path) as store:
         assert store.group("g-1") == recorded_group()
         (run,) = store.runs()
         assert (run.model, run.state) == ("agent", RunState.FINISHED)
@@ -123,7 +133,11 @@ def test_a_store_of_the_first_revision_is_migrated_with_all_that_it_holds(old_st
         assert [m.value for m in store.metrics(run.id)] == [0.5]
         assert [v.policy.name for v in store.versions("agent")] == ["agent@3"]
         assert [e.kind for e in store.events(run.id)] == ["skipped_update"]
-    assert revision_of(old_store) == schema.HEAD
+        (good, _) = recorded_group().trajectories
+        traced = replace(good, spans=(a_span(),))
+        store.save_trajectory(traced)
+        assert store.trajectory("t-1") == traced
+    assert revision_of(old) == schema.HEAD
 
 
 def test_a_migrated_store_keeps_a_repeated_message_once(old_store: Path) -> None:

@@ -7,11 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.trajectories import a_step, a_trajectory, trajectories
+from helpers.trajectories import a_span, a_step, a_trajectory, trajectories
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_core.jsonl import dump_trajectory, load_trajectory
+from art_core.recording import Rollout
 from art_core.store import Store
 from art_core.types import RolloutStatus, Scenario, Trajectory, TrajectoryGroup
 
@@ -61,6 +62,51 @@ def test_any_trajectory_as_a_line_and_back_is_equal_and_gives_the_same_line(traj
     assert "\n" not in line
     assert load_trajectory(line) == trajectory
     assert dump_trajectory(load_trajectory(line)).encode() == line.encode()
+
+
+def test_spans_are_kept_with_the_rollouts_end_and_late_ones_after_it(store: Store) -> None:
+    rollout = Rollout(sink=store.sink())
+    rollout.add_span(a_span(1))
+    ended = rollout.finish(1.0)
+    assert store.trajectory(rollout.id) == ended
+    rollout.add_span(a_span(0, status="cancelled"))  # a background task that outlived its graph
+    store.begin_run("barrier")  # the writer writes in order
+    assert store.trajectory(rollout.id).spans == (a_span(0, status="cancelled"), a_span(1))
+    store.save_trajectory(ended)
+    assert len(store.trajectory(rollout.id).spans) == 2, "saving adds what is new, and takes nothing away"
+
+
+def test_a_span_that_arrives_while_the_end_is_being_written_is_kept(store: Store) -> None:
+    class Slow(type(store.sink())):
+        def end(self, trajectory):
+            rollout.add_span(a_span(2))
+            return super().end(trajectory)
+
+    sink = store.sink()
+    sink.__class__ = Slow
+    rollout = Rollout(sink=sink)
+    rollout.add_span(a_span(1))
+    rollout.finish(1.0)
+    store.begin_run("barrier")
+    assert store.trajectory(rollout.id).spans == (a_span(1), a_span(2))
+
+
+def test_a_span_that_json_cannot_hold_is_kept_readable_and_does_not_keep_its_rollout_open(
+    store: Store,
+) -> None:
+    circle: dict[str, object] = {}
+    circle["itself"] = circle
+    rollout = Rollout(sink=store.sink())
+    rollout.add_span(a_span(1, inputs=circle, outputs={(0, 1): "x"}))
+    rollout.finish(1.0)
+    (span,) = store.trajectory(rollout.id).spans
+    assert (span.inputs, span.outputs) == ("{'itself': {...}}", "{(0, 1): 'x'}")
+
+
+def test_trajectories_without_steps_come_without_spans_too(store: Store) -> None:
+    store.save_trajectory(a_trajectory("t-light", spans=(a_span(),), scenario=Scenario("light")))
+    (light,) = store.trajectories(scenario_id="light", with_steps=False)
+    assert (light.steps, light.spans) == ((), ())
 
 
 def test_scenario_inputs_that_are_not_json_are_kept_readable(store: Store) -> None:
