@@ -1,7 +1,9 @@
 """The current rollout, and recording steps into it.
 
 Invariant: a step belongs to exactly one rollout, or it is counted as unattributed and said aloud;
-a step whose recording was acknowledged is in the sink.
+a step whose recording was acknowledged is in the sink. A write that failed (a full disk) is repeated: the
+beginning before the next step, steps before the end. So a rollout ends with all that it recorded in the
+sink, or does not end.
 
 A rollout lives in a context variable, so concurrent rollouts (tasks, threads started with a copied
 context) never mix. Steps go to the rollout's *sink* at once: the durable store, or nothing.
@@ -17,9 +19,9 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from art_core.errors import UnknownTrajectoryError
@@ -98,6 +100,10 @@ async def _settled(future: Future[None]) -> None:
     future.result()
 
 
+def _failed(write: Future[None]) -> bool:
+    return write.done() and write.exception() is not None
+
+
 def new_id(prefix: str) -> str:
     """A unique id that says what it names (``t-3f2a...`` for trajectories)."""
     return f"{prefix}-{uuid.uuid4().hex}"
@@ -158,7 +164,9 @@ class Rollout:
         self._ended: Trajectory | None = None
         self._held = ExitStack()
         self._holds: dict[str, Any] = {}
+        self._beginning = threading.Lock()
         self._begun = self._sink.begin(self._snapshot())
+        self._writes: list[tuple[Step, Future[None]]] = []
         _open[self.id] = self
 
     # -- recording ---------------------------------------------------------------------------------
@@ -174,12 +182,32 @@ class Rollout:
     def submit(self, step: Step) -> Future[None]:
         """Keep a step; the future is done once the sink has it."""
         with self._lock:
-            if self._ended is not None:
+            late = self._ended is not None
+            if late:
                 # A background task outlived its graph. The step is real, so the sink keeps it.
                 self._faults["late_steps"] += 1
                 logger.warning("rollout %s had ended when step %s arrived", self.id, step.id)
             self._steps.append(step)
-        return self._sink.append(step)
+        if _failed(self._begun):
+            self._begin_again()
+        write = self._sink.append(step)
+        if late:
+            self._say_if_lost(write, f"late step {step.id}")
+        else:
+            self._writes.append((step, write))
+        return write
+
+    def _begin_again(self) -> None:
+        with self._beginning:
+            if _failed(self._begun):  # no other thread was quicker
+                self._begun = self._sink.begin(replace(self._snapshot(), steps=(), spans=()))
+
+    def _say_if_lost(self, write: Future[None], what: str) -> None:
+        def said(write: Future[None]) -> None:
+            if (error := write.exception()) is not None:
+                logger.error("%s of rollout %s was not kept: %s", what, self.id, error)
+
+        write.add_done_callback(said)
 
     def add_span(self, span: Span) -> None:
         """Keep what a tracer saw; it goes to the sink with the rollout's end, or alone if it is late."""
@@ -190,11 +218,7 @@ class Rollout:
             self._trace(span)
 
     def _trace(self, span: Span) -> None:
-        def said(kept: Future[None]) -> None:
-            if (error := kept.exception()) is not None:
-                logger.warning("span %s of rollout %s was not kept: %s", span.id, self.id, error)
-
-        self._sink.trace(self.id, span).add_done_callback(said)
+        self._say_if_lost(self._sink.trace(self.id, span), f"late span {span.id}")
 
     def next_call_index(self, namespace: str, attempt: int) -> int:
         """Number the calls of one branch and attempt: 0, 1, 2, ..."""
@@ -301,28 +325,64 @@ class Rollout:
         return self._ended or self._snapshot()
 
     def _end(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
-        ended = self._ending(status, reward, failure)
-        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
-        _await(self._begun)
-        _await(end)
-        self._settle(ended)
-        return ended
+        ending = self._ending(status, reward, failure)
+        try:
+            while True:
+                write = next(ending)
+                with suppress(Exception):  # `_ending` looks at the outcome itself
+                    _await(write)
+        except StopIteration as over:
+            return over.value
 
     async def _aend(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
-        ended = self._ending(status, reward, failure)
-        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
-        await _settled(self._begun)
-        await _settled(end)
-        self._settle(ended)
-        return ended
+        ending = self._ending(status, reward, failure)
+        try:
+            while True:
+                write = next(ending)
+                with suppress(Exception):
+                    await _settled(write)
+        except StopIteration as over:
+            return over.value
 
-    def _ending(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
+    def _ending(
+        self, status: RolloutStatus, reward: float | None, failure: Failure | None
+    ) -> Generator[Future[None], None, Trajectory]:
+        """Ends the rollout; yields each write that must be waited for, whatever its outcome."""
         with self._lock:
             if self._ended is not None:
                 raise UnknownTrajectoryError(
                     f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
                 )
-        return self._snapshot(status, reward, failure)
+        yield from self._repeat_writes()
+        ended = self._snapshot(status, reward, failure)
+        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
+        for write in (self._begun, end):
+            yield write
+            write.result()
+        for step, write in self._writes:
+            yield write
+            if _failed(
+                write
+            ):  # it cannot be written at all: whatever ails the sink would have hit the end, too
+                logger.error("step %s of rollout %s was not kept: %s", step.id, self.id, write.exception())
+        self._settle(ended)
+        return ended
+
+    def _repeat_writes(self) -> Generator[Future[None]]:
+        if not _failed(self._begun) and not any(_failed(write) for _, write in self._writes):
+            return
+        if _failed(self._begun):
+            self._begin_again()
+        for i, (step, write) in enumerate(self._writes):  # in place: another thread may be adding one
+            if _failed(write):
+                self._writes[i] = step, self._sink.append(step)
+        for _, write in self._writes:
+            yield write
+        unkept = sum(_failed(write) for _, write in self._writes)
+        with self._lock:
+            self._faults.pop("unkept_steps", None)
+            if unkept:
+                self._faults["unkept_steps"] = unkept
 
     def _settle(self, ended: Trajectory) -> None:
         with self._lock:

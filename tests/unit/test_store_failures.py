@@ -73,6 +73,54 @@ def test_a_rollout_on_a_full_disk_can_end_once_there_is_space(tmp_path: Path, di
         assert rollout.finish(1.0) == store.trajectory(rollout.id)
 
 
+@pytest.mark.parametrize("space_again", ["before the next step", "before the end", "after an attempt to end"])
+def test_a_rollout_that_began_on_a_full_disk_is_whole_once_there_is_space(
+    tmp_path: Path, disk: Disk, space_again: str
+) -> None:
+    with Store.open("games", tmp_path) as store:
+        store.save_trajectory(a_trajectory("t-before"))
+        disk.pages = 1
+        rollout = Rollout(sink=store.sink(), metadata={"notes": "x" * 100_000})
+        with pytest.raises(StoreError, match="the disk is full"):
+            rollout.record(a_step(rollout.id, 0, error=os.urandom(50_000).hex()))
+        if space_again == "before the next step":
+            disk.pages = Disk.ROOMY
+            rollout.record(a_step(rollout.id, 1))
+            assert len(store.trajectory(rollout.id).steps) == 1
+        elif space_again == "after an attempt to end":
+            with pytest.raises(StoreError, match="the disk is full"):
+                rollout.finish(1.0)
+            assert not rollout.ended
+        disk.pages = Disk.ROOMY
+        ended = rollout.finish(1.0)
+        assert store.trajectory(rollout.id) == ended
+        assert not ended.faults
+
+
+async def test_steps_that_failed_on_a_full_disk_are_kept_before_the_end(tmp_path: Path, disk: Disk) -> None:
+    with Store.open("games", tmp_path) as store:
+        rollout = Rollout(sink=store.sink())
+        await rollout.arecord(a_step(rollout.id, 0))
+        disk.pages = 1
+        with pytest.raises(StoreError, match="the disk is full"):
+            await rollout.arecord(a_step(rollout.id, 1, error=os.urandom(50_000).hex()))
+        disk.pages = Disk.ROOMY
+        ended = await rollout.afinish(1.0)
+        assert len(ended.steps) == 2
+        assert store.trajectory(rollout.id) == ended
+
+
+def test_a_step_that_cannot_be_written_at_all_is_counted_and_its_rollout_ends(tmp_path: Path) -> None:
+    with Store.open("games", tmp_path) as store:
+        rollout = Rollout(sink=store.sink())
+        with pytest.raises(StoreError, match="cannot be recorded"):
+            rollout.record(a_step(rollout.id, 0, messages=({(1, 2): "no JSON"},)))
+        rollout.record(a_step(rollout.id, 1))
+        rollout.finish(1.0)
+        kept = store.trajectory(rollout.id)
+        assert (len(kept.steps), kept.faults) == (1, {"unkept_steps": 1})
+
+
 def test_a_process_that_never_stops_writing_is_waited_for_and_then_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
