@@ -48,6 +48,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--deterministic", action="store_true", help="the same curve twice, slower")
     parser.add_argument("--steps", type=int, default=24, help="GRPO steps")
     parser.add_argument("--warm-steps", type=int, default=20, help="supervised steps before them")
+    parser.add_argument("--warm-learning-rate", type=float, default=5e-4)
     parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
     parser.add_argument("--group-size", type=int, default=16, help="games against each opponent")
     parser.add_argument("--learning-rate", type=float, default=2e-4)
@@ -133,9 +134,10 @@ class Demo:
                 step=number + 1,
                 reward=metrics["reward_mean"],
                 illegal_rate=ended.count("illegal") / len(ended),
-                kl=metrics["kl_old_new"],
-                entropy=metrics["entropy"],
-                clip_fraction=metrics["clip_fraction"],
+                # Absent when no group had a spread of rewards, so that nothing was trained.
+                kl=metrics.get("kl_old_new"),
+                entropy=metrics.get("entropy"),
+                clip_fraction=metrics.get("clip_fraction"),
                 tokens=int(metrics["entries"]),
                 play_seconds=played - start,
                 train_seconds=time.perf_counter() - played,
@@ -155,7 +157,7 @@ class Demo:
                     random_player_conversations(options.seed, 64 * options.warm_steps),
                     batch_size=64,
                     steps=options.warm_steps,
-                    learning_rate=5e-4,
+                    learning_rate=options.warm_learning_rate,
                 )
             before = await self.evaluate("warm start")
             with Live(steps_table([], options.steps), console=console, refresh_per_second=4) as live:

@@ -57,9 +57,9 @@ class TrainingStep:
     step: int
     reward: float
     illegal_rate: float
-    kl: float
-    entropy: float
-    clip_fraction: float
+    kl: float | None
+    entropy: float | None
+    clip_fraction: float | None
     tokens: int
     play_seconds: float
     train_seconds: float
@@ -87,9 +87,9 @@ def steps_table(steps: Sequence[TrainingStep], total: int) -> Table:
             f"{row.reward:.3f}",
             f"[{ACCENT}]{'█' * round(row.reward * 20)}[/]",
             f"{row.illegal_rate:.1%}",
-            f"{row.kl:.4f}",
-            f"{row.entropy:.2f}",
-            f"{row.clip_fraction:.1%}",
+            "-" if row.kl is None else f"{row.kl:.4f}",
+            "-" if row.entropy is None else f"{row.entropy:.2f}",
+            "-" if row.clip_fraction is None else f"{row.clip_fraction:.1%}",
             str(row.tokens),
             f"{row.play_seconds:.1f}",
             f"{row.train_seconds:.1f}",

@@ -1,0 +1,75 @@
+"""The demo as its users start it, small: a tiny random model in place of the real one."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.tiny import tiny_model
+
+from art_core.store import Store
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["--steps", "2", "--warm-steps", "4", "--opponents", "2", "--group-size", "4", "--held-out", "4"]
+
+
+def demo(model: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Run it; its figures and what it printed."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "examples/tic_tac_toe/demo.py"),
+            *("--model", str(model), "--out", str(out), *SMALL, *options),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "COLUMNS": "100"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = out.glob("player-*/result.json")
+    return json.loads(result.read_text()), done.stdout
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("demo") / "model", hidden=256)
+
+
+def test_the_demo_tells_its_whole_story_and_keeps_its_record(model: Path, tmp_path: Path) -> None:
+    result, printed = demo(model, tmp_path)
+    assert [e["name"] for e in result["evaluations"]] == ["as it comes", "warm start", "trained"]
+    assert [s["step"] for s in result["steps"]] == [1, 2]
+    assert all(e["games"] == 4 for e in result["evaluations"])
+    for shown in ("held-out games", "GRPO, 2 of 2 steps", "before", "after", "curves", "adapter", "record"):
+        assert shown in printed
+    (run,) = tmp_path.glob("player-*")
+    assert (run / "curves.png").stat().st_size > 10_000
+    assert "plotly" in (run / "curves.html").read_text()
+    assert (run / "adapter/adapter_model.safetensors").exists()
+    with Store.open("tic-tac-toe", tmp_path) as store:
+        games = list(store.trajectories(status="finished"))
+        assert len(games) == 3 * 4 + 2 * 2 * 4
+        assert all(step.trainable for game in games for step in game.steps)
+        assert {step.identity.node for game in games for step in game.steps} == {"player"}
+
+
+def test_a_deterministic_demo_gives_the_same_curve_to_the_last_digit_twice(
+    model: Path, tmp_path: Path
+) -> None:
+    def figures(out: Path) -> list[dict[str, Any]]:
+        result, _ = demo(
+            model, out, "--deterministic", "--seed", "3", "--warm-steps", "20", "--warm-learning-rate", "1e-2"
+        )
+        timed = ("seconds", "play_seconds", "train_seconds")
+        return [
+            {name: value for name, value in row.items() if name not in timed}
+            for row in (*result["steps"], *result["evaluations"])
+        ]
+
+    first = figures(tmp_path / "first")
+    assert first == figures(tmp_path / "second")
+    assert any(row.get("kl") is not None for row in first)
