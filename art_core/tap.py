@@ -13,202 +13,19 @@ waits for as long as its caller lets it: there is no timeout of its own.
 """
 
 import asyncio
-import json
 import threading
-import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import suppress
 from functools import lru_cache
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import openai
-
-from art_core.capture import Asked, read_completion, request_extras, says_nothing, strip, usage_of
-from art_core.errors import CaptureError
-from art_core.recording import new_id
-from art_core.streaming import DONE, Body, EventDecoder, StreamAssembler, shown
-
-if TYPE_CHECKING:
-    import httpx
-else:
-    # OpenAI's SDK stands on httpx (before 3.0) or on httpx2, which has the same API and is quicker there.
-    _sdk = next(base for base in openai.DefaultHttpxClient.__mro__ if base.__name__ == "Client")
-    httpx = import_module(_sdk.__module__.partition(".")[0])
-
-HEADER = "x-art-exchange"
-
-UNFINISHED = "the stream ended before the completion did"
-"""The problem of a stream that was cut, or that its reader left."""
-
-_under_way: "weakref.WeakValueDictionary[str, Exchange]" = weakref.WeakValueDictionary()
-
-
-def _compact(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
-
-
-class Exchange:
-    """One call on its way: where it goes, what was asked, and what came.
-
-    Args:
-        base_url: where the policy answers now, ending in ``/v1``.
-        model: the name to send; None: the one that the request has.
-        api_key: sent as the bearer token; None: what the request has.
-
-    Attributes:
-        request: the JSON body as the client meant it, under the name that was sent; None until it was.
-        answer: what the server said, whole; None until then.
-        problem: why there is no answer, as far as HTTP can tell.
-        attempts: requests sent; more than one when the SDK retried.
-        ended_at: `time.perf_counter` when the answer's last byte came.
-    """
-
-    def __init__(self, base_url: str, *, model: str | None = None, api_key: str | None = None) -> None:
-        self.id = new_id("x")
-        self.base_url = base_url.rstrip("/")
-        self.model = model
-        self.api_key = api_key
-        self.request: Body | None = None
-        self.answer: Body | None = None
-        self.problem: str | None = None
-        self.attempts = 0
-        self.ended_at: float | None = None
-        self._asked = Asked()
-        _under_way[self.id] = self
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """What binds a request to this exchange."""
-        return {HEADER: self.id}
-
-    # -- the request -------------------------------------------------------------------------------
-
-    def prepare(self, request: httpx.Request, body: bytes) -> None:
-        """Make the request what is to go out."""
-        self.attempts += 1
-        self.answer = self.problem = None
-        asked: dict[str, Any] = json.loads(body)
-        if self.model is not None:
-            asked["model"] = self.model
-        self.request, self._asked = asked, Asked.of(asked)
-        content = _compact({**asked, **request_extras(asked)})
-        path = request.url.path
-        request.url = httpx.URL(self.base_url + path[path.index("/v1") + 3 :])
-        request.stream = httpx.ByteStream(content)
-        headers = request.headers
-        del headers[HEADER]
-        headers["host"] = request.url.netloc.decode()
-        headers["content-length"] = str(len(content))
-        if self.api_key is not None:
-            headers["authorization"] = f"Bearer {self.api_key}"
-        # Waiting for a connection is back-pressure, not a fault.
-        timeout = request.extensions.get("timeout")
-        if timeout:
-            request.extensions = {**request.extensions, "timeout": {**timeout, "pool": None}}
-
-    # -- the answer --------------------------------------------------------------------------------
-
-    def keep(self, status: int, raw: bytes) -> bytes:
-        """Keep an answer that came whole; returns it as the client asked for it."""
-        self.ended_at = time.perf_counter()
-        if status != 200:
-            self.problem = f"HTTP {status}: {raw[:500].decode(errors='replace')}"
-            return raw
-        try:
-            body: Any = json.loads(raw)
-        except ValueError:
-            self.problem = f"the server's answer is not JSON: {shown(raw.decode(errors='replace'))}"
-            return raw
-        if not isinstance(body, dict):
-            self.problem = f"the server's answer is no JSON object: {shown(body)}"
-            return raw
-        self.answer = body = cast(dict[str, Any], body)
-        if not body.get("usage"):
-            with suppress(CaptureError):  # said again, and recorded, when the answer is read
-                body = {**body, "usage": usage_of(body, read_completion(body)) or None}
-        return _compact(strip(body, self._asked))
-
-    def streaming(self) -> "_StreamKeeper":
-        """Keeps an answer that comes in chunks."""
-        return _StreamKeeper(self, self._asked)
-
-    def fail(self, error: BaseException) -> None:
-        """The transport raised."""
-        self.ended_at = time.perf_counter()
-        self.problem = f"{type(error).__name__}: {error}".removesuffix(": ")
-
-
-class _StreamKeeper:
-    """Reads the events of one stream on their way to the client."""
-
-    def __init__(self, exchange: Exchange, asked: Asked) -> None:
-        self._exchange = exchange
-        self._asked = asked
-        self._events = EventDecoder()
-        self._assembler = StreamAssembler()
-        self._usage = False
-
-    def take(self, piece: bytes) -> bytes:
-        """Some bytes of the stream; returns what the client is to see of them."""
-        return b"".join([self._pass(event) for event in self._events.feed(piece)])
-
-    def end(self) -> bytes:
-        """The stream has ended, or was closed by its reader."""
-        rest = b"".join([self._pass(event) for event in self._events.close()])
-        self._settle()
-        return rest
-
-    def broke(self, error: BaseException) -> None:
-        """The connection broke."""
-        if not self._assembler.complete:
-            self._exchange.fail(error)
-        self._settle()
-
-    def _settle(self) -> None:
-        exchange = self._exchange
-        if exchange.problem is None and exchange.answer is None:
-            exchange.ended_at = time.perf_counter()
-            if self._assembler.complete:
-                exchange.answer = self._assembler.body()
-            else:
-                exchange.problem = UNFINISHED
-
-    def _pass(self, event: bytes) -> bytes:
-        if event == DONE:
-            return self._missing_usage() + b"data: [DONE]\n\n"
-        try:
-            chunk: Any = json.loads(event)
-            self._assembler.feed(chunk)
-        except (ValueError, CaptureError) as unreadable:
-            reason = unreadable if isinstance(unreadable, CaptureError) else f"not JSON: {event[:200]!r}"
-            self._exchange.problem = f"the stream cannot be read: {reason}"
-            return b"data: %b\n\n" % event
-        self._usage = self._usage or bool(chunk.get("usage"))
-        seen = strip(chunk, self._asked)
-        if says_nothing(seen):
-            return b""
-        return b"data: %b\n\n" % _compact(seen)
-
-    def _missing_usage(self) -> bytes:
-        """The chunk with token counts that was asked for and did not come, counted from the ids."""
-        if self._usage or not self._asked.usage or not self._assembler.complete:
-            return b""
-        body = self._assembler.body()
-        usage = usage_of(body, read_completion(body))
-        if not usage:
-            return b""
-        chunk = {k: body[k] for k in ("id", "created", "model") if k in body}
-        chunk |= {"object": "chat.completion.chunk", "choices": [], "usage": usage}
-        return b"data: %b\n\n" % _compact(chunk)
-
+from art_core.exchange import UNFINISHED as UNFINISHED
+from art_core.exchange import Exchange as Exchange
+from art_core.exchange import exchange_of
+from art_core.plain_transport import PlainTransport
+from art_core.sdk_http import httpx
 
 # -- transports --------------------------------------------------------------------------------------
-
-
-def _exchange_of(request: httpx.Request) -> Exchange | None:
-    return _under_way.get(request.headers.get(HEADER, ""))
 
 
 def _is_stream(response: httpx.Response) -> bool:
@@ -293,7 +110,7 @@ class KeepingTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; blocks while no connection is free."""
-        exchange = _exchange_of(request)
+        exchange = exchange_of(request)
         if exchange is None:
             return self._inner.handle_request(request)
         exchange.prepare(request, request.read())
@@ -326,7 +143,7 @@ class _LoopPool:
 
     def __init__(self, max_connections: int, inner: httpx.AsyncBaseTransport | None) -> None:
         self.slots = asyncio.Semaphore(max_connections)
-        self.inner = inner or httpx.AsyncHTTPTransport(limits=_limits(max_connections))
+        self.inner = inner or PlainTransport(httpx.AsyncHTTPTransport(limits=_limits(max_connections)))
         self._owned = inner is None
         self._until_shutdown = self._close_with_loop()
 
@@ -368,7 +185,7 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send one request; waits while no connection is free."""
         pool = await self._pool()
-        exchange = _exchange_of(request)
+        exchange = exchange_of(request)
         if exchange is None:
             return await pool.inner.handle_async_request(request)
         exchange.prepare(request, await request.aread())
