@@ -11,6 +11,7 @@ and the plain OpenAI client all use these.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, cast
 
 from art_core.errors import CaptureError
@@ -214,21 +215,33 @@ def failed_step(call: Call, error: str) -> Step:
 
 
 def superseded(steps: Iterable[Step]) -> frozenset[str]:
-    """Ids of the steps whose node ran again: by a retry, or by a resume after an interrupt.
+    """Ids of the steps that did not lead to what the graph went on with, because their node ran again.
 
-    LangGraph runs a node again under the same namespace, so the earlier attempt's steps did not lead to
-    what the graph went on with. Steps outside of graphs have no namespace and are never superseded.
+    LangGraph runs a node again under the same namespace, by a retry or by a resume after an interrupt. A
+    retry also replaces what the subgraphs of the node did before it; a resume does not, because
+    a subgraph that is resumed goes on from where it was. Steps outside of graphs are never superseded.
     """
     steps = tuple(steps)
     latest: dict[str, int] = {}
+    retried: dict[str, int] = {}
     for step in steps:
         where = step.identity
         latest[where.namespace] = max(where.attempt, latest.get(where.namespace, 0))
-    return frozenset(
-        step.id
-        for step in steps
-        if step.identity.namespace and step.identity.attempt < latest[step.identity.namespace]
-    )
+        if where.retries:
+            for node, number in zip(where.enclosing, where.retries, strict=False):
+                retried[node] = max(number, retried.get(node, 0))
+
+    def replaced(where: StepIdentity) -> bool:
+        if not where.namespace:
+            return False
+        if where.attempt < latest[where.namespace]:
+            return True
+        counts = where.retries or repeat(0)
+        return bool(retried) and any(
+            number < retried.get(node, 0) for node, number in zip(where.enclosing, counts, strict=False)
+        )
+
+    return frozenset(step.id for step in steps if replaced(step.identity))
 
 
 # -- reading -----------------------------------------------------------------------------------------

@@ -25,7 +25,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from art_core.errors import UnknownTrajectoryError
-from art_core.types import Failure, RolloutStatus, Scenario, Span, Step, Trajectory, check_reward
+from art_core.types import (
+    Failure,
+    RolloutStatus,
+    Scenario,
+    Span,
+    Step,
+    Trajectory,
+    check_reward,
+    enclosing_nodes,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +127,15 @@ class _Executions:
     latest: int = 0
 
 
+@dataclass(slots=True)
+class _NodeRun:
+    """The latest run of a node, the run of the graph that made it, and how many before it were retried."""
+
+    run: object
+    graph_run: object
+    retries: int = 0
+
+
 class Rollout:
     """A rollout while it runs: collects steps, then becomes a `Trajectory`.
 
@@ -159,6 +177,8 @@ class Rollout:
         self._faults: Counter[str] = Counter()
         self._call_indices: Counter[tuple[str, int]] = Counter()
         self._executions: dict[str, _Executions] = {}
+        self._node_runs: dict[str, _NodeRun] = {}
+        self._retried = False
         self._calls = 0
         self._seeds = 0
         self._ended: Trajectory | None = None
@@ -247,6 +267,32 @@ class Rollout:
         with self._lock:
             known = self._executions.get(namespace)
             return known.latest if known is not None else 1
+
+    def enter_node(self, namespace: str, run: object, graph_run: object) -> None:
+        """A node starts to run; a second run within one run of its graph is a retry.
+
+        Args:
+            namespace: the node's.
+            run: id of this run of it.
+            graph_run: id of the run of the graph that it is a node of.
+        """
+        with self._lock:
+            known = self._node_runs.get(namespace)
+            if known is None:
+                self._node_runs[namespace] = _NodeRun(run, graph_run)
+            elif known.run != run:  # else another handler has told already
+                known.retries += known.graph_run == graph_run
+                known.run, known.graph_run = run, graph_run
+                self._retried = self._retried or known.retries > 0
+
+    def retries(self, namespace: str) -> tuple[int, ...]:
+        """How often each node on the path of a namespace was retried so far; empty when none was."""
+        if not self._retried:
+            return ()
+        with self._lock:
+            runs = [self._node_runs.get(node) for node in enclosing_nodes(namespace)]
+        counts = tuple(run.retries if run is not None else 0 for run in runs)
+        return counts if any(counts) else ()
 
     def next_seed(self) -> int | None:
         """A sampling seed for the next call, of 31 bits; None when the rollout has no ``seed``.
@@ -380,9 +426,9 @@ class Rollout:
             yield write
         unkept = sum(_failed(write) for _, write in self._writes)
         with self._lock:
-            self._faults.pop("unkept_steps", None)
+            self._faults.pop("lost_steps", None)  # whoever counted them did not know of this attempt
             if unkept:
-                self._faults["unkept_steps"] = unkept
+                self._faults["lost_steps"] = unkept
 
     def _settle(self, ended: Trajectory) -> None:
         with self._lock:

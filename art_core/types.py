@@ -98,6 +98,8 @@ class StepIdentity:
         run_id: LangChain run id of the call.
         parent_run_id: LangChain run id of what made the call.
         tags: LangChain tags in force.
+        retries: how often each node that encloses the call had been retried by then, outermost first and
+            its own node last; empty when none had. A retried node runs its subgraphs under new namespaces.
     """
 
     node: str | None = None
@@ -108,6 +110,21 @@ class StepIdentity:
     run_id: str | None = None
     parent_run_id: str | None = None
     tags: tuple[str, ...] = ()
+    retries: tuple[int, ...] = ()
+
+    @property
+    def enclosing(self) -> list[str]:
+        """The namespaces of the nodes that enclose the call, outermost first and its own node last."""
+        return enclosing_nodes(self.namespace)
+
+
+def enclosing_nodes(namespace: str) -> list[str]:
+    """The namespaces of the nodes on a namespace's path.
+
+    ``work:<uuid>|1|inner:<uuid>`` has ``work:<uuid>`` and itself: the number counts runs of subgraphs.
+    """
+    parts = namespace.split("|")
+    return ["|".join(parts[: i + 1]) for i, part in enumerate(parts) if ":" in part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,12 +1,19 @@
 """Where in a graph a call is made: from LangChain's run to a `StepIdentity`.
 
 Invariant: two calls of one rollout never share namespace, attempt and call index, and what LangGraph ran
-again (a retry, a resume after an interrupt) has a higher attempt than what it replaces.
+again (a retry, a resume after an interrupt) has a higher attempt than what it replaces, or, in a
+subgraph of a retried node, more retries.
 
 The branch is the full ``langgraph_checkpoint_ns`` in the run's metadata, which LangChain hands down to
 every run inside a node, also across threads. The attempt comes from LangGraph's runtime: it counts
 retries, and starts again at 1 when a resumed graph runs the node again under the same namespace; the
 time of the first attempt tells those executions apart (checked with langgraph 1.2.24).
+
+What a node's subgraphs do is under it, as in ``work:<uuid>|inner:<uuid>``. When the node is retried, they
+run under new namespaces, numbered on: ``work:<uuid>|1|inner:<uuid>``, just as a second call of the subgraph
+in one execution would be; and inside them LangGraph's runtime says nothing of the node above. So handlers
+tell the rollout of every run of a node (`is_node`, `Rollout.enter_node`). When the node is resumed instead,
+its subgraphs go on under their old namespaces from their own checkpoints: what they had done stays done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +24,9 @@ from langgraph.runtime import ExecutionInfo, get_runtime
 
 from art_core.recording import Rollout
 from art_core.types import StepIdentity
+
+_NODE_TAG = "graph:step:"
+"""Begins the tag that LangGraph gives to a node's own run alone; what runs inside has others."""
 
 
 class Run(Protocol):
@@ -71,7 +81,13 @@ def identify(
         run_id=str(run_id) if run_id else None,
         parent_run_id=str(parent_run_id) if parent_run_id else None,
         tags=tuple(tags or ()),
+        retries=rollout.retries(namespace) if rollout is not None else (),
     )
+
+
+def is_node(tags: Sequence[str]) -> bool:
+    """Whether a run with these tags is a node's own."""
+    return any(tag.startswith(_NODE_TAG) for tag in tags)
 
 
 def attempt_of(namespace: str, rollout: Rollout) -> int:

@@ -16,6 +16,7 @@ from langchain_core.documents import Document
 
 from art_core.recording import Rollout
 from art_langgraph.attribution import rollout_of
+from art_langgraph.identity import is_node
 from art_langgraph.spans import SpanTracker
 
 logger = logging.getLogger(__name__)
@@ -81,6 +82,10 @@ class SpanHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A graph, a node or another runnable starts."""
+        if metadata and tags and is_node(tags):
+            rollout = self.rollout_for(run_id, parent_run_id, tags, metadata)
+            if rollout is not None:
+                rollout.enter_node(metadata.get("langgraph_checkpoint_ns", ""), run_id, parent_run_id)
         self._start("chain", serialized, inputs, run_id, parent_run_id, tags, metadata, kwargs)
 
     @observing

@@ -213,6 +213,7 @@ def _encode_step(step: Step) -> EncodedStep:
                 identity.run_id,
                 identity.parent_run_id,
                 identity.tags,
+                *([identity.retries] if identity.retries else []),  # seldom there; older rows have none
             ]
         ),
         "started_at": step.started_at,
@@ -271,7 +272,9 @@ class StepReader:
 
     def step(self, row: Any) -> Step:
         """The inverse of `encode_step`."""
-        namespace, graph_step, call_index, attempt, run_id, parent_run_id, tags = json.loads(row.identity)
+        namespace, graph_step, call_index, attempt, run_id, parent_run_id, tags, *more = json.loads(
+            row.identity
+        )
         return Step(
             id=row.id,
             rollout_id=row.rollout_id,
@@ -296,6 +299,7 @@ class StepReader:
                 run_id=run_id,
                 parent_run_id=parent_run_id,
                 tags=tuple(tags),
+                retries=tuple(more[0]) if more else (),
             ),
             untrainable=row.untrainable,
             error=row.error,

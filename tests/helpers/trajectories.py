@@ -86,6 +86,7 @@ def identities() -> st.SearchStrategy[StepIdentity]:
         run_id=st.none() | names,
         parent_run_id=st.none() | names,
         tags=st.lists(names, max_size=2).map(tuple),
+        retries=st.lists(st.integers(0, 9), max_size=2).map(tuple),
     )
 
 

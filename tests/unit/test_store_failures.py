@@ -118,7 +118,7 @@ def test_a_step_that_cannot_be_written_at_all_is_counted_and_its_rollout_ends(tm
         rollout.record(a_step(rollout.id, 1))
         rollout.finish(1.0)
         kept = store.trajectory(rollout.id)
-        assert (len(kept.steps), kept.faults) == (1, {"unkept_steps": 1})
+        assert (len(kept.steps), kept.faults) == (1, {"lost_steps": 1})
 
 
 def test_a_process_that_never_stops_writing_is_waited_for_and_then_named(

@@ -21,14 +21,16 @@ class Way:
     Attributes:
         name: as it appears in test ids.
         exact: whether steps hold the server's token ids and logprobs, and can be trained.
+        handler: whether a handler hears of the graph's nodes.
     """
 
     name: str
     exact: bool
+    handler: bool = True
 
 
 WAYS = (
-    Way("chatart", exact=True),
+    Way("chatart", exact=True, handler=False),
     Way("chatart_and_handler", exact=True),
     Way("gateway", exact=True),
     Way("handler", exact=False),

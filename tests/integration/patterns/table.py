@@ -127,6 +127,7 @@ class Pattern:
         abuild: the same graph with ``async def`` nodes, where that is another graph.
         inputs: what it is run with, one after the other on one thread.
         expected: the calls.
+        needs_handler: whether only a handler can know which of them are superseded.
     """
 
     build: Callable[[Any], Any]
@@ -134,6 +135,7 @@ class Pattern:
     expected: Part
     abuild: Callable[[Any], Any] | None = None
     config: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    needs_handler: bool = False
 
 
 def prompt_text(messages: Messages) -> tuple[str, ...]:

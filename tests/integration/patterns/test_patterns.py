@@ -108,6 +108,8 @@ def server() -> Generator[FakeVLLM]:
 @pytest.mark.parametrize("name", PATTERNS)
 def test_a_pattern_is_captured_as_its_table_says(name: str, way: Way, drive: Drive, server: FakeVLLM) -> None:
     pattern = PATTERNS[name]
+    if pattern.needs_handler and not way.handler:
+        pytest.skip("without a handler, nobody hears that the node was retried")
     trajectory = captured(pattern, way, drive, server)
     assert trajectory.faults == {}
     assert (
