@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import httpx
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -25,7 +24,8 @@ from art_core.capture import Asked, StreamAssembler, request_extras, says_nothin
 from art_core.errors import CaptureError
 from art_core.inference.gateway_log import Completion, CompletionLog
 from art_core.inference.gateway_stream import DONE, EventSplitter, as_event, event_data
-from art_core.inference.gateway_upstream import RefusalError, Upstream, forwarded
+from art_core.inference.gateway_upstream import RefusalError, ServerAnswer, Upstream, forwarded
+from art_core.plain_http import HttpError
 from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -185,25 +185,23 @@ class _Exchange:
                 wire["model"] = name
             content = json.dumps(wire, separators=(",", ":")).encode()
             async with upstream.post(call.path, content, self._headers) as response:
-                call.status = response.status_code
+                call.status = response.status
                 kind = response.headers.get("content-type", "")
-                if response.status_code == 200 and kind.startswith("text/event-stream"):
+                if response.status == 200 and kind.startswith("text/event-stream"):
                     return await self._streamed(response)
                 return await self._whole(response)
 
     # -- whole answers -----------------------------------------------------------------------------
 
-    async def _whole(self, response: httpx.Response) -> Callable[[], Awaitable[None]]:
+    async def _whole(self, response: ServerAnswer) -> Callable[[], Awaitable[None]]:
         try:
-            raw = await response.aread()
-        except httpx.HTTPError as cut:
-            raise RefusalError(
-                502, f"the server broke off its answer ({type(cut).__name__}: {cut})", "upstream_error"
-            ) from cut
+            raw = await response.read()
+        except HttpError as cut:
+            raise RefusalError(502, f"the server broke off its answer ({cut})", "upstream_error") from cut
         self._call.mark_first_byte()
         shown, error = raw, None
-        if response.status_code != 200:
-            error = f"HTTP {response.status_code}: {raw[:500].decode(errors='replace')}"
+        if response.status != 200:
+            error = f"HTTP {response.status}: {raw[:500].decode(errors='replace')}"
         else:
             try:
                 body = _object(raw)
@@ -213,7 +211,7 @@ class _Exchange:
                 shown = self._shown(body)
         await self._keep_completion(raw, error)
         headers = self._response_headers(response)
-        return lambda: send_whole(self._send, response.status_code, shown, headers)
+        return lambda: send_whole(self._send, response.status, shown, headers)
 
     def _shown(self, body: dict[str, Any]) -> bytes:
         shown = strip(body, self._asked)
@@ -222,7 +220,7 @@ class _Exchange:
 
     # -- streams -----------------------------------------------------------------------------------
 
-    async def _streamed(self, response: httpx.Response) -> Callable[[], Awaitable[None]]:
+    async def _streamed(self, response: ServerAnswer) -> Callable[[], Awaitable[None]]:
         outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         head = {
             "type": "http.response.start",
@@ -248,19 +246,19 @@ class _Exchange:
 
         return finish
 
-    async def _pump(self, response: httpx.Response, outbox: "asyncio.Queue[bytes | None]") -> bool:
+    async def _pump(self, response: ServerAnswer, outbox: "asyncio.Queue[bytes | None]") -> bool:
         """Move events from the server to the outbox; False when the server cut the stream."""
         splitter, assembler = EventSplitter(), StreamAssembler()
         problems: list[str] = []
         try:
-            async for data in response.aiter_raw():
+            async for data in response.pieces():
                 self._call.mark_first_byte()
                 for event in splitter.feed(data):
                     shown = await self._event(event, assembler, problems)
                     if shown is not None:
                         outbox.put_nowait(shown)
-        except httpx.HTTPError as cut:
-            problems.append(f"the server cut the stream ({type(cut).__name__}: {cut})")
+        except HttpError as cut:
+            problems.append(f"the server cut the stream ({cut})")
             return False
         except asyncio.CancelledError:
             if not assembler.complete:
@@ -314,7 +312,7 @@ class _Exchange:
         else:
             self._proxy.log.recorded(completion.key, await self._keep(completion))
 
-    def _response_headers(self, response: httpx.Response) -> dict[str, str]:
+    def _response_headers(self, response: ServerAnswer) -> dict[str, str]:
         headers = {**forwarded(response.headers), KEY_HEADER: self._call.key}
         if self._call.policy is not None:
             headers[POLICY_HEADER] = self._call.policy.name

@@ -7,15 +7,17 @@ further ones wait their turn.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import httpx
 
 from art_core.errors import ArtError
 from art_core.inference.endpoint import PolicyEndpoint, served_name
+from art_core.plain_http import Answer, HttpError, HttpPool, request_bytes
 from art_core.types import PolicyVersion
 
 CONNECT_SECONDS = 10.0
@@ -55,10 +57,77 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {k.lower(): v for k, v in headers.items() if k.lower() not in _NOT_FORWARDED}
 
 
-@dataclass(slots=True)
+class ServerAnswer(Protocol):
+    """What a server says; its body is read once."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """To be looked up in lower case."""
+        ...
+
+    async def read(self) -> bytes:
+        """The whole body.
+
+        Raises:
+            HttpError: it did not come to its end.
+        """
+        ...
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it comes; raises what `read` raises."""
+        ...
+
+
+class _PlainAnswer:
+    """An answer that came the short way."""
+
+    def __init__(self, answer: Answer) -> None:
+        self.status = answer.status
+        self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in answer.headers}
+        self.read = answer.read
+        self.pieces = answer.pieces
+
+
+class _HttpxAnswer:
+    """An answer that came through TLS or a proxy."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self.headers = response.headers
+        self._response = response
+
+    async def read(self) -> bytes:
+        try:
+            return await self._response.aread()
+        except httpx.HTTPError as cut:
+            raise HttpError("read", _said(cut)) from cut
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._response.aiter_raw():
+                yield piece
+        except httpx.HTTPError as cut:
+            raise HttpError("read", _said(cut)) from cut
+
+
 class _Server:
-    base_url: str
-    busy: int = 0
+    """One server, and how many calls it is busy with."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+        self.busy = 0
+        parts = urlsplit(base_url)
+        self.local = parts.hostname in ("127.0.0.1", "localhost", "::1")
+        # No TLS, and no proxy in between: there is a shorter way than httpx.
+        self.plain = parts.scheme == "http" and (self.local or not getproxies())
+        self.place = (parts.hostname or "", parts.port or 80)
+        self.host = parts.netloc.rpartition("@")[2].encode()
+        self.path = parts.path
 
 
 class Upstream:
@@ -76,7 +145,8 @@ class Upstream:
         self._servers = [_Server(url.rstrip("/")) for url in servers]
         self._endpoint = endpoint
         self._slots = asyncio.Semaphore(max_connections)
-        local = all(httpx.URL(s.base_url).host in ("127.0.0.1", "localhost", "::1") for s in self._servers)
+        local = all(server.local for server in self._servers)
+        self._pool = HttpPool()
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_connections),
@@ -85,6 +155,7 @@ class Upstream:
 
     async def close(self) -> None:
         """Close the connections."""
+        self._pool.close()
         await self._client.aclose()
 
     @contextmanager
@@ -112,8 +183,8 @@ class Upstream:
     @asynccontextmanager
     async def post(
         self, path: str, content: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[httpx.Response]:
-        """Send a request to the least busy server; the response's body is still to be read.
+    ) -> AsyncGenerator[ServerAnswer]:
+        """Send a request to the least busy server; the answer's body is still to be read.
 
         Raises:
             RefusalError: the server cannot be reached, or closed the connection without an answer.
@@ -122,19 +193,41 @@ class Upstream:
             server = min(self._servers, key=lambda s: s.busy)
             server.busy += 1
             try:
-                request = self._client.build_request(
-                    "POST", server.base_url + path, content=content, headers=self._headers(headers)
-                )
-                try:
-                    response = await self._client.send(request, stream=True)
-                except httpx.HTTPError as down:
-                    raise _down(server, down) from down
-                try:
-                    yield response
-                finally:
-                    await response.aclose()
+                send = self._send_plain if server.plain else self._send
+                async with send(server, path, content, self._headers(headers)) as answer:
+                    yield answer
             finally:
                 server.busy -= 1
+
+    @asynccontextmanager
+    async def _send_plain(
+        self, server: _Server, path: str, content: bytes, headers: dict[str, str]
+    ) -> AsyncGenerator[ServerAnswer]:
+        wire = [(b"host", server.host), (b"content-length", b"%d" % len(content))]
+        wire += [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+        request = request_bytes("POST", (server.path + path).encode(), wire, content)
+        try:
+            answer = await self._pool.send(server.place, request, connect_timeout=CONNECT_SECONDS)
+        except HttpError as down:
+            raise _down(server, str(down)) from down
+        try:
+            yield _PlainAnswer(answer)
+        finally:
+            answer.close()
+
+    @asynccontextmanager
+    async def _send(
+        self, server: _Server, path: str, content: bytes, headers: dict[str, str]
+    ) -> AsyncGenerator[ServerAnswer]:
+        request = self._client.build_request("POST", server.base_url + path, content=content, headers=headers)
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.HTTPError as down:
+            raise _down(server, _said(down)) from down
+        try:
+            yield _HttpxAnswer(response)
+        finally:
+            await response.aclose()
 
     async def get(self, path: str, headers: Mapping[str, str]) -> httpx.Response:
         """GET a path from the first server that answers; ``path`` is relative to the server's root.
@@ -148,7 +241,7 @@ class Upstream:
             try:
                 return await self._client.get(url, headers=self._headers(headers))
             except httpx.HTTPError as down:
-                problem = _down(server, down)
+                problem = _down(server, _said(down))
         raise problem
 
     def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
@@ -159,10 +252,9 @@ class Upstream:
         return kept
 
 
-def _down(server: _Server, cause: httpx.HTTPError) -> RefusalError:
-    what = str(cause) or "no reason given"
-    return RefusalError(
-        502,
-        f"the server at {server.base_url} did not answer ({type(cause).__name__}: {what})",
-        "upstream_error",
-    )
+def _said(error: httpx.HTTPError) -> str:
+    return f"{type(error).__name__}: {str(error) or 'no reason given'}"
+
+
+def _down(server: _Server, reason: str) -> RefusalError:
+    return RefusalError(502, f"the server at {server.base_url} did not answer ({reason})", "upstream_error")
