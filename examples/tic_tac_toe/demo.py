@@ -46,7 +46,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--seed", type=int, default=0, help="fixes scenarios, opponents and sampling seeds")
     parser.add_argument("--deterministic", action="store_true", help="the same curve twice, slower")
-    parser.add_argument("--steps", type=int, default=24, help="GRPO steps")
+    parser.add_argument("--steps", type=int, default=16, help="GRPO steps")
     parser.add_argument("--warm-steps", type=int, default=20, help="supervised steps before them")
     parser.add_argument("--warm-learning-rate", type=float, default=5e-4)
     parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
@@ -164,6 +164,7 @@ class Demo:
                 for number in range(options.steps):
                     await self.step(number)
                     live.update(steps_table(self.steps, options.steps))
+            console.print()
             after = await self.evaluate("trained")
             self.finish(before, after, time.perf_counter() - start)
             adapter = await self.model.asave_lora_adapter(options.out / self.model.name / "adapter")

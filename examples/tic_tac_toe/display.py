@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Console
 from rich.panel import Panel
@@ -85,7 +86,7 @@ def steps_table(steps: Sequence[TrainingStep], total: int) -> Table:
         table.add_row(
             str(row.step),
             f"{row.reward:.3f}",
-            f"[{ACCENT}]{'█' * round(row.reward * 20)}[/]",
+            f"[{ACCENT}]{'█' * round(row.reward * 10)}[/]",
             f"{row.illegal_rate:.1%}",
             "-" if row.kl is None else f"{row.kl:.4f}",
             "-" if row.entropy is None else f"{row.entropy:.2f}",
@@ -99,7 +100,7 @@ def steps_table(steps: Sequence[TrainingStep], total: int) -> Table:
 
 def evaluations_table(evaluations: Sequence[Evaluation]) -> Table:
     """Held-out games before, between and after."""
-    table = Table(title="held-out games", title_justify="left")
+    table = Table(title="held-out games", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("", "games", "mean score", "won", "drawn", "lost", "illegal", "seconds"):
         table.add_column(heading, justify="left" if heading == "" else "right")
     for e in evaluations:
