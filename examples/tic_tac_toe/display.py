@@ -68,20 +68,10 @@ class TrainingStep:
 
 def steps_table(steps: Sequence[TrainingStep], total: int) -> Table:
     """The training steps so far."""
-    table = Table(title=f"GRPO, {len(steps)} of {total} steps", title_justify="left", expand=False)
-    for heading in (
-        "step",
-        "reward",
-        "",
-        "illegal",
-        "KL",
-        "entropy",
-        "clipped",
-        "tokens",
-        "play s",
-        "train s",
-    ):
-        table.add_column(heading, justify="left" if heading == "" else "right")
+    title = f"GRPO, {len(steps)} of {total} steps (play, train: seconds)"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("step", "reward", "", "illegal", "KL", "entropy", "clipped", "tokens", "play", "train"):
+        table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
     for row in steps:
         table.add_row(
             str(row.step),
