@@ -69,7 +69,7 @@ class TrainingStep:
 def steps_table(steps: Sequence[TrainingStep], total: int) -> Table:
     """The training steps so far."""
     title = f"GRPO, {len(steps)} of {total} steps (play, train: seconds)"
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for heading in ("step", "reward", "", "illegal", "KL", "entropy", "clipped", "tokens", "play", "train"):
         table.add_column(heading, justify="left" if heading == "" else "right", no_wrap=True)
     for row in steps:
