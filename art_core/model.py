@@ -20,6 +20,7 @@ from art_core.config import TrainableModelConfig
 from art_core.errors import ConfigError, NothingToTrainError, RewardError, UnknownTrajectoryError
 from art_core.inference.endpoint import PolicyEndpoint
 from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
+from art_core.selection import Train, as_selection
 from art_core.sync import run_sync
 from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
 
@@ -227,19 +228,30 @@ class TrainableModel:
 
     # -- learning ----------------------------------------------------------------------------------
 
-    async def atrain(self, groups: Sequence[TrajectoryGroup] | None = None) -> "TrainReport":
+    async def atrain(
+        self, groups: Sequence[TrajectoryGroup] | None = None, *, train: Train = None
+    ) -> "TrainReport":
         """Learn from groups, or from the trajectories ended since the last call, and publish the result.
 
         Without groups, every ``batch_size`` trajectories (in the order in which they ended) make one
         optimizer step; within it, those of one scenario are compared with each other.
 
+        Args:
+            groups: rollouts to compare with each other, each with a reward or with rewards of its nodes
+                or steps.
+            train: which steps to train: ``"planner"``, ``Nodes("planner", "writer") & ~Tags("draft")``, or
+                a function of the step (see `art_core.selection`); None: every one that can be. Rewards and
+                baselines stay those of the whole rollouts.
+
         Raises:
             NothingToTrainError: nothing was collected, or nothing of it can be trained.
             RewardError: a trajectory that did not fail has no reward.
+            ConfigError: ``train`` is no selection.
         """
+        as_selection(train)  # before anything is written or paused
         if groups is not None:
             _check_scored(groups)
-            return await self._registered.atrain([groups])
+            return await self._registered.atrain([groups], train=train)
         with self._lock:
             collected = list(self._collected.values())
         if not collected:
@@ -249,15 +261,15 @@ class TrainableModel:
             )
         size = self.config.batch_size
         batches = [_by_scenario(collected[i : i + size]) for i in range(0, len(collected), size)]
-        report = await self._registered.atrain(batches)
+        report = await self._registered.atrain(batches, train=train)
         with self._lock:
             for trajectory in collected:
                 self._collected.pop(trajectory.id, None)
         return report
 
-    def train(self, groups: Sequence[TrajectoryGroup] | None = None) -> "TrainReport":
+    def train(self, groups: Sequence[TrajectoryGroup] | None = None, *, train: Train = None) -> "TrainReport":
         """Learn and publish; see `atrain`."""
-        return run_sync(lambda: self.atrain(groups))
+        return run_sync(lambda: self.atrain(groups, train=train))
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Learn to answer as given conversations do (supervised fine-tuning), and publish the result.
@@ -284,13 +296,17 @@ class TrainableModel:
 
 
 def _check_scored(groups: Iterable[TrajectoryGroup]) -> None:
-    missing = [t.id for g in groups for t in g if t.reward is None and not t.failed]
+    missing = [t.id for g in groups for t in g if not t.failed and not _scored(t)]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise RewardError(
             f"{len(missing)} trajectories have no reward ({shown}): score them with with_reward(), "
             "or end them as failed"
         )
+
+
+def _scored(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None or bool(trajectory.step_rewards or trajectory.node_rewards)
 
 
 def _by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:

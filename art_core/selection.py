@@ -9,13 +9,13 @@ step of a policy is trained, except those that a later attempt superseded.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from art_core.capture import superseded
 from art_core.errors import ConfigError
-from art_core.types import Step, Trajectory, TrajectoryGroup
+from art_core.types import Step, Trajectory
 
 SUPERSEDED = "superseded by a later attempt"
 NOT_SELECTED = "not selected for training"
@@ -235,25 +235,6 @@ def choose(trajectory: Trajectory, train: Train = None, *, include_superseded: b
         else:
             left_out[reason] += 1
     return Chosen(tuple(chosen), left_out)
-
-
-def train_only(groups: Iterable[TrajectoryGroup], train: Train) -> list[TrajectoryGroup]:
-    """Groups in which every step that is not chosen is marked as not trainable, to be given to training.
-
-    ``await model.atrain(train_only(groups, Nodes("planner")))`` trains the planner. Rewards and baselines
-    stay those of the whole rollouts.
-    """
-    selection = as_selection(train)
-
-    def mark(step: Step) -> Step:
-        if step.untrainable is not None or selection(step):
-            return step
-        return replace(step, untrainable=NOT_SELECTED)
-
-    return [
-        group.with_trajectories([replace(t, steps=tuple(map(mark, t.steps))) for t in group])
-        for group in groups
-    ]
 
 
 def step_reward(trajectory: Trajectory, step: Step) -> float | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.config import TrainableModelConfig
 from art_core.inference.endpoint import PolicyEndpoint
+from art_core.selection import Train
 from art_core.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -24,8 +25,10 @@ class Registration(Protocol):
         """Where it answers."""
         ...
 
-    async def atrain(self, batches: Sequence[Sequence[TrajectoryGroup]]) -> "TrainReport":
-        """One GRPO update per batch of groups, then publish the new version."""
+    async def atrain(
+        self, batches: Sequence[Sequence[TrajectoryGroup]], *, train: Train = None
+    ) -> "TrainReport":
+        """One GRPO update per batch of groups, of the chosen steps, then publish the new version."""
         ...
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":

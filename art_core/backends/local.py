@@ -21,6 +21,7 @@ from art_core.errors import CheckpointError, ConfigError
 from art_core.inference.endpoint import VersionLeases
 from art_core.inference.engine import Engine
 from art_core.recording import Sink
+from art_core.selection import Train
 from art_core.store import RunState, Store
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
@@ -224,14 +225,18 @@ class LocalRegistration:
 
     # -- learning ----------------------------------------------------------------------------------
 
-    async def atrain(self, batches: Sequence[Sequence[TrajectoryGroup]]) -> "TrainReport":
+    async def atrain(
+        self, batches: Sequence[Sequence[TrajectoryGroup]], *, train: Train = None
+    ) -> "TrainReport":
         """One call of the trainer per batch, then publish what came out."""
         from art_core.training.report import merge_reports
 
         for batch in batches:
             for group in batch:
                 self.store.save_group(group, run_id=self._run)
-        return await self._learn(lambda: merge_reports([self._trainer.train(batch) for batch in batches]))
+        return await self._learn(
+            lambda: merge_reports([self._trainer.train(batch, train=train) for batch in batches])
+        )
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish what came out."""

@@ -7,6 +7,7 @@ float noise has no advantages at all.
 import math
 from collections.abc import Sequence
 
+from art_core.capture import superseded
 from art_core.selection import returns
 from art_core.types import TrajectoryGroup
 
@@ -43,7 +44,8 @@ def step_advantages(group: TrajectoryGroup, *, std: bool = False) -> dict[str, d
     """Advantages of a group's steps, by trajectory and step.
 
     Computed once for each rollout and given to all its steps. Where rewards were given to steps or
-    nodes, each step is compared with the steps of the same node in the group instead.
+    nodes, each step is compared with the steps of the same node in the group instead, those aside that a
+    later attempt superseded.
 
     Args:
         group: its members' rewards; failed and unscored members take no part.
@@ -64,8 +66,9 @@ def _advantages_by_node(group: TrajectoryGroup, *, std: bool) -> dict[str, dict[
     credits: dict[str | None, list[tuple[str, str, float]]] = {}
     for trajectory in group:
         earned = returns(trajectory)
+        replaced = superseded(trajectory.steps)
         for step in trajectory.steps:
-            if step.id in earned:
+            if step.id in earned and step.id not in replaced:
                 credits.setdefault(step.identity.node, []).append((trajectory.id, step.id, earned[step.id]))
     found: dict[str, dict[str, float]] = {}
     for steps in credits.values():

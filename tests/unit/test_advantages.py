@@ -69,3 +69,18 @@ def test_rewards_of_nodes_are_compared_within_the_node():
 
     members = group(member("a", 1.0, 0.2), member("b", 0.0, 0.2))
     assert step_advantages(members) == {"a": {"ap": 0.5}, "b": {"bp": -0.5}}
+
+
+def test_a_superseded_attempt_is_in_no_nodes_baseline():
+    """C11."""
+    from dataclasses import replace
+
+    def member(name: str, reward: float, attempts: int):
+        steps = [
+            step(f"{name}{n}", [1], [2], node="plan", namespace=f"plan:{name}", attempt=n)
+            for n in range(1, attempts + 1)
+        ]
+        return replace(trajectory(name, None, *steps), node_rewards={"plan": reward})
+
+    retried = group(member("a", 1.0, 3), member("b", 0.0, 1))
+    assert step_advantages(retried) == {"a": {"a3": 0.5}, "b": {"b1": -0.5}}

@@ -20,7 +20,6 @@ from art_core.selection import (
     choose,
     returns,
     step_reward,
-    train_only,
 )
 from art_core.types import (
     Failure,
@@ -31,7 +30,6 @@ from art_core.types import (
     StepIdentity,
     StepTokens,
     Trajectory,
-    TrajectoryGroup,
 )
 
 POLICY = PolicyVersion("agent", 2)
@@ -148,18 +146,6 @@ def test_every_step_that_is_not_trained_is_counted_under_its_reason() -> None:
         "the call failed": 1,
         "no token was sampled": 1,
     }
-
-
-def test_groups_can_be_cut_down_to_what_is_to_be_trained_without_losing_anything() -> None:
-    group = TrajectoryGroup(Scenario("s"), (trajectory(PLAN, WORK, JUDGE, reward=1.0),), "g")
-    (cut,) = train_only([group], Nodes("planner"))
-    assert names(choose(cut.trajectories[0]).steps) == ["plan"]
-    assert choose(cut.trajectories[0]).left_out[NOT_SELECTED] == 2
-    assert cut.rewards == (1.0,)
-    assert cut.id == "g"
-    assert names(cut.trajectories[0].steps) == ["plan", "work", "judge"]
-    assert group.trajectories[0].steps[1].trainable
-    assert train_only([group], None) == [group]
 
 
 def test_an_answer_that_did_not_parse_is_trained_because_it_was_sampled() -> None:
