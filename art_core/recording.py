@@ -71,6 +71,10 @@ class Sink(Protocol):
         """Keep a span that came after its rollout had ended."""
         ...
 
+    def kept(self, rollout_id: str) -> Future[Trajectory | None]:
+        """What is kept of a rollout by now, its steps included; None when this sink cannot be read."""
+        ...
+
 
 def _done() -> Future[None]:
     future: Future[None] = Future()
@@ -92,6 +96,11 @@ class NullSink:
 
     def trace(self, rollout_id: str, span: Span) -> Future[None]:  # noqa: D102
         return _done()
+
+    def kept(self, rollout_id: str) -> Future[Trajectory | None]:  # noqa: D102
+        nothing: Future[Trajectory | None] = Future()
+        nothing.set_result(None)
+        return nothing
 
 
 def _await(future: Future[None]) -> None:

@@ -1,7 +1,7 @@
 """Rollouts in many processes, because one Python process runs only so many agents a second.
 
 Invariant: every planned rollout comes to an end. If its process dies, it has failed, its siblings in other
-processes go on, and what it recorded before is in the store.
+processes go on, and what it recorded before is on the trajectory, read back from the store.
 
 Data flow: the parent starts ``count`` processes by *spawn* and sends each the `Job`: how to build the
 agent, and the terms with a sink that opens the store again on the other side. It sends a `Plan` to
@@ -17,7 +17,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, Self
@@ -25,7 +25,7 @@ from typing import Any, Self
 from art_core.errors import ArtError, ConfigError, RolloutFailedError, StoreError, UnknownTrajectoryError
 from art_core.recording import Sink
 from art_core.rollouts import Agent, InProcess, Plan, Terms
-from art_core.types import Failure, Trajectory
+from art_core.types import Failure, RolloutStatus, Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +135,7 @@ class Workers:
 
     async def _lost(self, plan: Plan, reason: str) -> Trajectory:
         """End a rollout whose process died, here and in the store."""
-        kept = "was kept nowhere" if self._sink is None else "is in the store"
+        kept = "was kept nowhere, because it has no store" if self._sink is None else "was kept"
         failure = Failure("worker", f"{reason}; what the rollout had recorded {kept}")
         return await asyncio.to_thread(_end_orphan, plan, self._sink, failure)
 
@@ -307,7 +307,12 @@ def _end_orphan(plan: Plan, sink: Sink | None, failure: Failure) -> Trajectory:
     except StoreError as refused:
         # It may have ended there in the moment before its process died.
         logger.warning("rollout %s could not be marked as failed: %s", plan.rollout_id, refused)
-    return ended
+    kept = sink.kept(plan.rollout_id).result()
+    if kept is None:
+        return ended
+    if kept.status is RolloutStatus.RUNNING:  # the failure itself could not be written
+        return replace(ended, steps=kept.steps, started_at=kept.started_at)
+    return kept
 
 
 # -- in the worker process ----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from art_core.store.codec import EncodedStep, Row
 from art_core.store.contents import insert_contents
 from art_core.store.database import insert_missing
 from art_core.store.packing import to_json
+from art_core.store.reading import read_trajectories
 from art_core.store.schema import groups, scenarios, scores, spans, steps, trajectories
 from art_core.store.writer import Job, Writer
 from art_core.types import RolloutStatus, Span, Step, Trajectory
@@ -117,6 +118,18 @@ class StoreSink:
             return unknown(rollout_id, what)
 
         return self._writer.submit(Job(what, apply=apply, refused=refused))
+
+    def kept(self, rollout_id: str) -> Future[Trajectory | None]:
+        """What is kept of a rollout, whichever process recorded it, after all that was queued here."""
+        what = f"reading rollout {rollout_id}"
+
+        def apply(connection: Connection) -> Trajectory:
+            found = read_trajectories(connection, [trajectories.c.id == rollout_id])
+            if not found:
+                raise unknown(rollout_id, what)
+            return found[0]
+
+        return self._writer.submit(Job(what, apply=apply))
 
 
 def unknown(trajectory_id: str, what: str) -> UnknownTrajectoryError:

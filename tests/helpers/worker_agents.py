@@ -30,10 +30,15 @@ async def say(text: str) -> None:
 
 
 async def act(scenario: Scenario) -> int:
-    """What the scenario's id says: ``die``, ``wait`` without end, ``raise``, or just talk."""
+    """What the scenario's id says: ``die``, ``end and die``, ``wait``, ``raise``, or just talk."""
     await say(scenario.id)
     match scenario.id:
         case "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "end and die":
+            rollout = current_rollout()
+            assert rollout is not None
+            await rollout.afinish(0.25)
             os.kill(os.getpid(), signal.SIGKILL)
         case "wait":
             await asyncio.Event().wait()

@@ -47,17 +47,24 @@ async def test_rollouts_are_spread_come_back_in_order_and_lie_in_the_same_store(
 
 
 async def test_a_killed_process_fails_its_own_rollouts_alone_and_what_they_recorded_stays(store) -> None:
-    """C32: ``kill -9`` of a worker."""
+    """C10, C32: ``kill -9`` of a worker."""
     groups = await run(store, ["a", "die", "b", "c", "d", "e"], concurrency=1)
     (dead,) = groups.failed
     assert dead.scenario.id == "die"
     assert dead.reward is None
     assert dead.failure.cause == "worker"
     assert "SIGKILL" in dead.failure.message
-    kept = store.trajectory(dead.id)
-    assert (kept.status, kept.failure) == (RolloutStatus.FAILED, dead.failure)
-    assert [s.message() for s in kept.steps] == ["die"]
+    assert dead.status is RolloutStatus.FAILED
+    assert [s.message() for s in dead.steps] == ["die"]
+    assert store.trajectory(dead.id) == dead
     assert Counter(t.status for t in store.trajectories()) == {"finished": 5, "failed": 1}
+
+
+async def test_a_rollout_that_ended_before_its_process_died_is_taken_as_it_ended(store) -> None:
+    groups = await run(store, ["end and die"])
+    (trajectory,) = groups[0]
+    assert (trajectory.status, trajectory.reward) == (RolloutStatus.FINISHED, 0.25)
+    assert store.trajectory(trajectory.id) == trajectory
 
 
 async def test_when_every_process_has_died_the_rest_fails_and_says_so(store) -> None:
