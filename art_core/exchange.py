@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from art_core.capture import Asked, read_completion, request_extras, says_nothing, strip, usage_of
 from art_core.errors import CaptureError
+from art_core.fast_json import read_json
 from art_core.recording import new_id
 from art_core.sdk_http import httpx
 from art_core.streaming import DONE, Body, EventDecoder, StreamAssembler, shown
@@ -37,8 +38,16 @@ def _url(base_url: str, path: str) -> httpx.URL:
     return httpx.URL(base_url + path[path.index("/v1") + 3 :])
 
 
+# Made once: `json.dumps` would make an encoder at every call that is not at its defaults.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
 def _compact(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        return _ENCODER.encode(value).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, as a model may well sample: escape instead
+        return _ASCII_ENCODER.encode(value).encode()
 
 
 class Exchange:
@@ -109,7 +118,7 @@ class Exchange:
             self.problem = f"HTTP {status}: {raw[:500].decode(errors='replace')}"
             return raw
         try:
-            body: Any = json.loads(raw)
+            body: Any = read_json(raw)
         except ValueError:
             self.problem = f"the server's answer is not JSON: {shown(raw.decode(errors='replace'))}"
             return raw
@@ -171,7 +180,7 @@ class StreamKeeper:
         if event == DONE:
             return self._missing_usage() + b"data: [DONE]\n\n"
         try:
-            chunk: Any = json.loads(event)
+            chunk: Any = read_json(event)
             self._assembler.feed(chunk)
         except (ValueError, CaptureError) as unreadable:
             reason = unreadable if isinstance(unreadable, CaptureError) else f"not JSON: {event[:200]!r}"

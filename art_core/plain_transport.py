@@ -47,7 +47,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
             body = await answer.read()
         except HttpError as error:
             raise _as_httpx(error, request) from error
-        return httpx.Response(answer.status, headers=answer.headers, stream=httpx.ByteStream(body))
+        return httpx.Response(answer.status, headers=answer.headers, content=body)
 
     async def aclose(self) -> None:
         """Close the connections."""

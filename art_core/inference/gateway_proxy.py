@@ -22,6 +22,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
 from art_core.errors import CaptureError
+from art_core.fast_json import read_json
 from art_core.inference.gateway_log import Completion, CompletionLog
 from art_core.inference.gateway_stream import DONE, EventSplitter, as_event, event_data
 from art_core.inference.gateway_upstream import RefusalError, ServerAnswer, Upstream, forwarded
@@ -319,8 +320,8 @@ class _Exchange:
         return headers
 
 
-def _object(raw: bytes) -> dict[str, Any]:
-    body: Any = json.loads(raw)
+def _object(raw: bytes, read: Callable[[bytes], Any] = read_json) -> dict[str, Any]:
+    body = read(raw)
     if not isinstance(body, dict):
         raise ValueError("not a JSON object")
     return cast(dict[str, Any], body)
@@ -328,7 +329,7 @@ def _object(raw: bytes) -> dict[str, Any]:
 
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
-        return _object(raw)
+        return _object(raw, json.loads)  # a tool's schema may have any number
     except ValueError as garbage:
         raise RefusalError(400, f"the request's body must be a JSON object: {garbage}") from garbage
 
