@@ -35,8 +35,8 @@ from examples.tic_tac_toe.display import (
 )
 from examples.tic_tac_toe.game import SYSTEM, random_player_moves, show
 
-HELD_OUT = range(1_000_000, 1_000_200)
-"""Opponents that are never trained against."""
+HELD_OUT = 1_000_000
+"""The first opponent that is never trained against."""
 
 
 def parse_options() -> argparse.Namespace:
@@ -44,6 +44,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", help="hub name or directory; default: SmolLM2-135M-Instruct from PyPI")
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
+    parser.add_argument("--vllm-python", type=Path, help="interpreter of another environment that has vLLM")
     parser.add_argument("--seed", type=int, default=0, help="fixes scenarios, opponents and sampling seeds")
     parser.add_argument("--deterministic", action="store_true", help="the same curve twice, slower")
     parser.add_argument("--steps", type=int, default=16, help="GRPO steps")
@@ -52,7 +53,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
     parser.add_argument("--group-size", type=int, default=16, help="games against each opponent")
     parser.add_argument("--learning-rate", type=float, default=2e-4)
-    parser.add_argument("--held-out", type=int, default=len(HELD_OUT), help="games to evaluate on")
+    parser.add_argument("--token-budget", type=int, default=1024, help="most tree nodes in one forward pass")
+    parser.add_argument("--held-out", type=int, default=200, help="games to evaluate on")
     parser.add_argument("--out", type=Path, default=Path(".art"), help="where record and adapter go")
     return parser.parse_args()
 
@@ -85,7 +87,9 @@ class Demo:
             project="tic-tac-toe",
             name=f"player-{time.strftime('%Y%m%d-%H%M%S')}-seed{options.seed}",
             lora=LoRAConfig(rank=16, alpha=32),
-            train=TrainConfig(learning_rate=options.learning_rate, advantage_std=True),
+            train=TrainConfig(
+                learning_rate=options.learning_rate, advantage_std=True, token_budget=options.token_budget
+            ),
             seed=options.seed,
         )
         self.graph = build_graph(ChatART(self.model, temperature=1.0, max_tokens=3))
@@ -114,7 +118,7 @@ class Demo:
         """Play the held-out games once."""
         start = time.perf_counter()
         with self.console.status(f"{self.options.held_out} held-out games, {name}"):
-            groups = await self.play(HELD_OUT[: self.options.held_out], 1)
+            groups = await self.play(range(HELD_OUT, HELD_OUT + self.options.held_out), 1)
         rewards = [reward for group in groups for reward in group.rewards]
         self.evaluations.append(Evaluation.of(name, outcomes(groups), rewards, time.perf_counter() - start))
         self.console.print(evaluations_table(self.evaluations))
@@ -147,7 +151,12 @@ class Demo:
     async def run(self) -> None:
         """The whole story."""
         options, console, start = self.options, self.console, time.perf_counter()
-        engine = EngineConfig(kind=options.engine, deterministic=options.deterministic, max_model_len=512)
+        engine = EngineConfig(
+            kind=options.engine,
+            deterministic=options.deterministic,
+            max_model_len=512,
+            python=options.vllm_python,
+        )
         with console.status("loading the model"):
             await self.model.aregister(LocalBackend(engine=engine, root=options.out))
         async with self.model:
