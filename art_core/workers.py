@@ -3,31 +3,37 @@
 Invariant: every planned rollout comes to an end. If its process dies, it has failed, its siblings in other
 processes go on, and what it recorded before is on the trajectory, read back from the store.
 
-Data flow: the parent starts ``count`` processes by *spawn* and sends each the `Job`: how to build the
-agent, and the terms with a sink that opens the store again on the other side. It sends a `Plan` to
-the process that is least busy; that process runs it as `InProcess` would, records its steps itself, and
-sends the ended trajectory back.
+Data flow: `Workers` starts processes by *spawn*. For each batch of rollouts they are sent the `Job`: how to
+build the agent, and the terms with a sink that opens the store again on the other side. A `Plan` goes to the
+process that is least busy; that process runs it as `InProcess` would, records its steps itself, and sends the
+ended trajectory back (`worker_process`).
 """
 
 import asyncio
+import itertools
 import logging
 import multiprocessing
 import pickle
 import signal
 import threading
-import traceback
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from art_core.errors import ArtError, ConfigError, RolloutFailedError, StoreError, UnknownTrajectoryError
+from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
 from art_core.recording import Sink
-from art_core.rollouts import Agent, InProcess, Plan, Terms
+from art_core.rollouts import Plan, Runner
 from art_core.types import Failure, RolloutStatus, Trajectory
+from art_core.worker_process import Begin, Broken, Cancel, Ended, Forget, Ready, Refused, Run, work
+from art_core.worker_process import Job as Job
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 START_TIMEOUT = 120.0
 """Seconds until a process must have built its agent; importing a large framework takes its time."""
@@ -36,87 +42,128 @@ STOP_TIMEOUT = 10.0
 """Seconds that a process gets to end by itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a worker process needs to begin; everything in it can be pickled.
-
-    Attributes:
-        build: a function of some module's top level; makes the agent.
-        arguments: its arguments.
-        terms: of all rollouts; reward function and sink are sent along.
-    """
-
-    build: Callable[..., Agent]
-    arguments: tuple[Any, ...]
-    terms: Terms
-
-
-# What goes over the pipe. To the worker: the pickled Job first, then Run and Cancel, None at the end. Back:
-# Ready or Broken first, then Ended and Refused.
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class _Cancel:
-    rollout_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Ready:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Broken:
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    trajectory: Trajectory
-
-
-@dataclass(frozen=True, slots=True)
-class _Refused:
-    """The rollout could not even be recorded; the error is the parent's to raise."""
-
-    rollout_id: str
-    error: Exception
-
-
 class Workers:
-    """Worker processes as a `art_core.rollouts.Runner`. Use as an async context manager.
+    """Worker processes. Use as a context manager, ``with`` or ``async with``.
+
+    Starting processes and importing a framework in each takes seconds, so keep them between batches:
+    ``with Workers(8) as workers: ... agather(..., workers=workers)``. One that has died is replaced when
+    the next batch begins.
 
     Args:
         count: how many processes.
-        job: what they do.
 
     Raises:
-        ConfigError: ``count`` is below 1, or the reward function or sink can't be sent to a process.
+        ConfigError: ``count`` is below 1.
     """
 
-    def __init__(self, count: int, job: Job) -> None:
+    def __init__(self, count: int) -> None:
         if count < 1:
             raise ConfigError(f"workers={count}: expected at least 1")
-        job.terms.check()
-        self._sink = job.terms.sink
-        self._pickled_job = _pickled(job)
-        self._workers = [_Worker(number) for number in range(count)]
+        self._count = count
+        self._workers: list[_Worker] = []
+        self._open = False
+        self._lock = threading.Lock()
+        self._jobs = itertools.count()
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
+        self._open = True
         try:
-            await asyncio.gather(*(worker.start(self._pickled_job) for worker in self._workers))
+            self._fill()
         except BaseException:
-            await self._stop()
+            self.close()
             raise
         return self
 
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.__enter__)
+
     async def __aexit__(self, *_exception: object) -> None:
-        await self._stop()
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """End the processes, by force if need be."""
+        with self._lock:
+            self._open = False
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.ask_to_stop()
+        for worker in workers:
+            worker.stop()
+
+    @asynccontextmanager
+    async def doing(self, job: Job) -> AsyncGenerator[Runner]:
+        """A runner of one job's rollouts on these processes; several jobs may be done at a time.
+
+        Raises:
+            ConfigError: the processes are not started, the agent cannot be built, or the reward function
+                or sink can't be sent to a process.
+        """
+        async with self._doing(_checked(job), job.terms.sink) as runner:
+            yield runner
+
+    @asynccontextmanager
+    async def _doing(self, pickled: bytes, sink: Sink | None) -> AsyncGenerator[Runner]:
+        number = next(self._jobs)
+        workers = await asyncio.to_thread(self._fill)
+        try:
+            built = asyncio.gather(*(asyncio.wrap_future(w.begin(number, pickled)) for w in workers))
+            try:
+                await asyncio.wait_for(built, START_TIMEOUT)
+            except TimeoutError:
+                raise ConfigError(
+                    f"the workers have not built their agents within {START_TIMEOUT:g} s"
+                ) from None
+            yield _JobRunner(workers, number, sink)
+        finally:
+            for worker in workers:
+                worker.send(Forget(number))
+
+    def _fill(self) -> "Sequence[_Worker]":
+        """All the processes, those that have died replaced."""
+        with self._lock:
+            if not self._open:
+                raise ConfigError(
+                    "these workers are not running: use them inside `with Workers(...) as workers`"
+                )
+            alive = [worker for worker in self._workers if worker.alive]
+            for worker in self._workers:
+                if not worker.alive:
+                    worker.stop()
+            self._workers = alive
+            free = [n for n in range(self._count) if n not in {worker.number for worker in alive}]
+            for number in free:
+                self._workers.append(_Worker.start(number))
+            return tuple(self._workers)
+
+
+@asynccontextmanager
+async def runner_of(workers: "int | Workers", job: Job) -> AsyncGenerator[Runner]:
+    """A runner of a job: on so many processes of its own, or on those that the user keeps.
+
+    Raises:
+        ConfigError: as `Workers` and `Workers.doing` say; what cannot be sent is refused before any process
+            is started.
+    """
+    pool = Workers(workers) if isinstance(workers, int) else workers
+    pickled = _checked(job)
+    if pool is workers:
+        async with pool._doing(pickled, job.terms.sink) as runner:  # pyright: ignore[reportPrivateUsage]
+            yield runner
+    else:
+        async with pool, pool._doing(pickled, job.terms.sink) as runner:  # pyright: ignore[reportPrivateUsage]
+            yield runner
+
+
+class _JobRunner:
+    """Runs one job's rollouts (see `art_core.rollouts.Runner`)."""
+
+    def __init__(self, workers: "Sequence[_Worker]", job: int, sink: Sink | None) -> None:
+        self._workers = workers
+        self._job = job
+        self._sink = sink
 
     async def run(self, plan: Plan) -> Trajectory:
         """Run one rollout in the process that is least busy.
@@ -129,7 +176,7 @@ class Workers:
             return await self._lost(plan, "all worker processes have died")
         worker = min(alive, key=lambda w: len(w.running))
         try:
-            return await worker.run(plan)
+            return await worker.run(self._job, plan)
         except _WorkerDiedError as died:
             return await self._lost(plan, str(died))
 
@@ -139,9 +186,6 @@ class Workers:
         failure = Failure("worker", f"{reason}; what the rollout had recorded {kept}")
         return await asyncio.to_thread(_end_orphan, plan, self._sink, failure)
 
-    async def _stop(self) -> None:
-        await asyncio.gather(*(worker.stop() for worker in self._workers))
-
 
 class _WorkerDiedError(Exception):
     pass
@@ -149,139 +193,155 @@ class _WorkerDiedError(Exception):
 
 @dataclass(eq=False)
 class _Worker:
-    """One process, seen from the parent. Everything but `_listen` runs on the parent's event loop."""
+    """One process, seen from the parent. Thread-safe: the loops of its callers may come and go."""
 
     number: int
-    alive: bool = False
-    running: dict[str, "asyncio.Future[Trajectory]"] = field(
-        default_factory=dict[str, "asyncio.Future[Trajectory]"]
-    )
-    _process: SpawnProcess | None = None
-    _pipe: "Connection[Any, Any] | None" = None
-    _gone: asyncio.Event = field(default_factory=asyncio.Event)
+    process: SpawnProcess
+    pipe: "Connection[Any, Any]"
+    alive: bool = True
+    running: dict[str, "Future[Trajectory]"] = field(default_factory=dict[str, "Future[Trajectory]"])
+    building: dict[int, "Future[None]"] = field(default_factory=dict[int, "Future[None]"])
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sending: threading.Lock = field(default_factory=threading.Lock)
+    _gone: threading.Event = field(default_factory=threading.Event)
 
-    async def start(self, pickled_job: bytes) -> None:
-        """Start the process; returns once it has built its agent.
-
-        Raises:
-            ConfigError: it could not.
-        """
+    @classmethod
+    def start(cls, number: int) -> "_Worker":
+        """Start a process."""
         spawn = multiprocessing.get_context("spawn")
-        self._pipe, theirs = spawn.Pipe()
-        self._process = spawn.Process(
-            target=_work, args=(theirs,), name=f"art-worker-{self.number}", daemon=True
-        )
-        await asyncio.to_thread(self._process.start)
+        pipe, theirs = spawn.Pipe()
+        process = spawn.Process(target=work, args=(theirs,), name=f"art-worker-{number}", daemon=True)
+        process.start()
         theirs.close()  # so that the pipe ends when the process does
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        threading.Thread(
-            target=self._listen,
-            args=(self._pipe, asyncio.get_running_loop(), ready),
-            name=f"art-worker-{self.number}-pipe",
-            daemon=True,
-        ).start()
-        self._send_raw(pickled_job)
-        try:
-            await asyncio.wait_for(ready, START_TIMEOUT)
-        except TimeoutError:
-            raise ConfigError(
-                f"worker {self.number} has not built its agent within {START_TIMEOUT:g} s"
-            ) from None
-        self.alive = True
+        worker = cls(number, process, pipe)
+        threading.Thread(target=worker._listen, name=f"art-worker-{number}-pipe", daemon=True).start()
+        return worker
 
-    async def run(self, plan: Plan) -> Trajectory:
+    def begin(self, job: int, pickled: bytes) -> "Future[None]":
+        """Have it build the agent of a job; the future raises `ConfigError` if it cannot."""
+        built: Future[None] = _uncancellable()
+        with self._lock:
+            if self.alive:
+                self.building[job] = built
+            else:
+                built.set_exception(ConfigError(f"worker process {self.number} has died"))
+        self.send(Begin(job, pickled))
+        return built
+
+    async def run(self, job: int, plan: Plan) -> Trajectory:
         """Run one rollout there."""
-        ended: asyncio.Future[Trajectory] = asyncio.get_running_loop().create_future()
-        self.running[plan.rollout_id] = ended
+        ended: Future[Trajectory] = _uncancellable()
+        with self._lock:
+            if not self.alive:
+                raise _WorkerDiedError(f"worker process {self.number} died")
+            self.running[plan.rollout_id] = ended
+        waiting = asyncio.wrap_future(ended)
         try:
-            self._send(_Run(plan))
-            return await asyncio.shield(ended)
+            self.send(Run(job, plan))
+            return await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            self._send(_Cancel(plan.rollout_id))
+            self.send(Cancel(plan.rollout_id))
             # It ends as cancelled over there; a process that does not even do that is killed in `stop`.
-            await asyncio.wait({ended}, timeout=STOP_TIMEOUT)
+            await asyncio.wait({waiting}, timeout=STOP_TIMEOUT)
             raise
         finally:
-            self.running.pop(plan.rollout_id, None)
-            if ended.done() and not ended.cancelled():
-                ended.exception()  # retrieved, also when nobody waits any more
+            with self._lock:
+                self.running.pop(plan.rollout_id, None)
+            if waiting.done() and not waiting.cancelled():
+                waiting.exception()  # retrieved, also when nobody waits any more
+            waiting.cancel()
 
-    async def stop(self) -> None:
-        """End the process, by force if need be."""
-        if self._process is None or self._pipe is None or self._process.pid is None:
-            return
-        self._send(None)
-        try:
-            await asyncio.wait_for(self._gone.wait(), STOP_TIMEOUT)
-        except TimeoutError:
+    def ask_to_stop(self) -> None:
+        """Let it end by itself."""
+        self.send(None)
+
+    def stop(self) -> None:
+        """Wait for its end, or force it."""
+        if not self._gone.wait(STOP_TIMEOUT):
             logger.warning("worker %d did not end by itself and is killed", self.number)
-            self._process.kill()
-            await self._gone.wait()
-        await asyncio.to_thread(self._process.join)
-        self._process.close()
-        self._process = None
-        self._pipe.close()
+            self.process.kill()
+            self._gone.wait()
+        self.process.join()
+        self.process.close()
+        self.pipe.close()
 
-    def _send(self, message: object) -> None:
-        self._send_raw(pickle.dumps(message))
-
-    def _send_raw(self, message: bytes) -> None:
-        assert self._pipe is not None
+    def send(self, message: object) -> None:
+        """Send it a message; one that is gone gets none, and the listening thread says so."""
+        pickled = pickle.dumps(message)
         try:
-            self._pipe.send_bytes(message)
+            with self._sending:
+                self.pipe.send_bytes(pickled)
         except OSError:
-            logger.debug("worker %d is gone; the listening thread says so", self.number)
+            logger.debug("worker %d is gone", self.number)
 
-    def _listen(
-        self, pipe: "Connection[Any, Any]", loop: asyncio.AbstractEventLoop, ready: "asyncio.Future[None]"
-    ) -> None:
+    def _listen(self) -> None:
         while True:
             try:
-                message = pipe.recv()
+                message = self.pipe.recv()
             except (EOFError, OSError):
                 break
-            loop.call_soon_threadsafe(self._receive, message, ready)
-        loop.call_soon_threadsafe(self._die, ready)
+            self._receive(message)
+        self._die()
 
-    def _receive(self, message: object, ready: "asyncio.Future[None]") -> None:
+    def _receive(self, message: object) -> None:
         match message:
-            case _Ready():
-                if not ready.done():
-                    ready.set_result(None)
-            case _Broken(reason):
-                if not ready.done():
-                    ready.set_exception(ConfigError(f"worker {self.number} cannot begin: {reason}"))
-            case _Ended(trajectory):
-                ended = self.running.get(trajectory.id)
-                if ended is not None and not ended.done():
-                    ended.set_result(trajectory)
-            case _Refused(rollout_id, error):
-                ended = self.running.get(rollout_id)
-                if ended is not None and not ended.done():
-                    ended.set_exception(error)
+            case Ready(job):
+                _settle(self._take(self.building, job), None)
+            case Broken(job, reason):
+                broken = ConfigError(f"worker {self.number} cannot begin: {reason}")
+                _settle(self._take(self.building, job), broken)
+            case Ended(trajectory):
+                _settle(self._take(self.running, trajectory.id), trajectory)
+            case Refused(rollout_id, error):
+                _settle(self._take(self.running, rollout_id), error)
             case _:
                 raise AssertionError(f"worker {self.number} sent {message!r}")
 
-    def _die(self, ready: "asyncio.Future[None]") -> None:
-        self.alive = False
-        process = self._process
-        if process is not None:
-            process.join(1)  # the pipe has ended, so the process has, or is about to
-        code = process.exitcode if process is not None else None
+    def _take(self, waiting: "dict[Any, Future[T]]", key: object) -> "Future[T] | None":
+        with self._lock:
+            return waiting.pop(key, None)
+
+    def _die(self) -> None:
+        self.process.join(1)  # the pipe has ended, so the process has, or is about to
+        code = self.process.exitcode
         how = (
             f"killed by {signal.Signals(-code).name}"
             if code is not None and code < 0
             else f"exit code {code}"
         )
         died = f"worker process {self.number} died ({how})"
-        if not ready.done():
-            ready.set_exception(ConfigError(f"{died} before it had built its agent"))
-        lost = [ended for ended in self.running.values() if not ended.done()]
+        with self._lock:
+            self.alive = False
+            building, lost = list(self.building.values()), list(self.running.values())
+        lost = [ended for ended in lost if not ended.done()]
         if lost:
             logger.error("%s; %d rollouts that it was running have failed", died, len(lost))
+        for built in building:
+            _settle(built, ConfigError(f"{died} before it had built its agent"))
         for ended in lost:
-            ended.set_exception(_WorkerDiedError(died))
+            _settle(ended, _WorkerDiedError(died))
         self._gone.set()
+
+
+def _uncancellable() -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _settle(future: "Future[Any] | None", outcome: object) -> None:
+    if future is None or future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _checked(job: Job) -> bytes:
+    """A job as it is sent; what cannot be sent, or cannot work, is refused."""
+    job.terms.check()
+    return _pickled(job)
 
 
 def _pickled(job: Job) -> bytes:
@@ -313,77 +373,3 @@ def _end_orphan(plan: Plan, sink: Sink | None, failure: Failure) -> Trajectory:
     if kept.status is RolloutStatus.RUNNING:  # the failure itself could not be written
         return replace(ended, steps=kept.steps, started_at=kept.started_at)
     return kept
-
-
-# -- in the worker process ----------------------------------------------------------------------------
-
-
-def _work(pipe: "Connection[Any, Any]") -> None:
-    # An interrupt from the terminal reaches every process; the parent decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        job: Job = pickle.loads(pipe.recv_bytes())
-        runner = InProcess(job.build(*job.arguments), job.terms)
-    except EOFError:
-        return
-    except BaseException as broken:
-        last = traceback.format_exception_only(broken)[-1].strip()
-        pipe.send(_Broken(last))
-        return
-    pipe.send(_Ready())
-    asyncio.run(_serve(pipe, runner))
-
-
-async def _serve(pipe: "Connection[Any, Any]", runner: InProcess) -> None:
-    loop = asyncio.get_running_loop()
-    running: dict[str, asyncio.Task[None]] = {}
-    over = asyncio.Event()
-
-    async def run(plan: Plan) -> None:
-        try:
-            answer = _Ended(await runner.run(plan))
-        except asyncio.CancelledError:
-            answer = _Refused(plan.rollout_id, RolloutFailedError(f"rollout {plan.rollout_id} was cancelled"))
-        except ArtError as error:
-            answer = _Refused(plan.rollout_id, error)
-        except Exception as error:  # others' exceptions may not survive the pipe
-            answer = _Refused(plan.rollout_id, RolloutFailedError(f"{type(error).__qualname__}: {error}"))
-        running.pop(plan.rollout_id, None)
-        _answer(pipe, plan.rollout_id, answer)
-
-    def receive(message: object) -> None:
-        match message:
-            case _Run(plan):
-                running[plan.rollout_id] = loop.create_task(run(plan))
-            case _Cancel(rollout_id):
-                if (task := running.get(rollout_id)) is not None:
-                    task.cancel()
-            case _:
-                over.set()
-
-    def listen() -> None:
-        message: object = ""
-        while message is not None:
-            try:
-                message = pickle.loads(pipe.recv_bytes())
-            except (EOFError, OSError):  # the parent is gone
-                message = None
-            loop.call_soon_threadsafe(receive, message)
-
-    threading.Thread(target=listen, name="art-worker-pipe", daemon=True).start()
-    await over.wait()
-    for task in running.values():
-        task.cancel()
-    await asyncio.gather(*running.values(), return_exceptions=True)
-
-
-def _answer(pipe: "Connection[Any, Any]", rollout_id: str, answer: object) -> None:
-    try:
-        message = pickle.dumps(answer)
-    except Exception as unpicklable:  # the user's metadata may hold anything
-        refusal = RolloutFailedError(f"rollout {rollout_id} cannot be sent back: {unpicklable}")
-        message = pickle.dumps(_Refused(rollout_id, refusal))
-    try:
-        pipe.send_bytes(message)
-    except OSError:
-        logger.info("rollout %s has ended, and nobody is there to be told", rollout_id)

@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from art_langgraph.capturing import capture
     from art_langgraph.chat_model import ChatART
     from art_langgraph.handler import TrajectoryCallbackHandler
-    from art_langgraph.rollouts import agather, arollout, gather, rollout
+    from art_langgraph.rollouts import Workers, agather, arollout, gather, rollout
 
 _WHERE = {
     "ChatART": "chat_model",
     "TrajectoryCallbackHandler": "handler",
+    "Workers": "rollouts",
     "agather": "rollouts",
     "arollout": "rollouts",
     "capture": "capturing",
@@ -19,7 +20,16 @@ _WHERE = {
     "rollout": "rollouts",
 }
 
-__all__ = ["ChatART", "TrajectoryCallbackHandler", "agather", "arollout", "capture", "gather", "rollout"]
+__all__ = [
+    "ChatART",
+    "TrajectoryCallbackHandler",
+    "Workers",
+    "agather",
+    "arollout",
+    "capture",
+    "gather",
+    "rollout",
+]
 
 
 def __getattr__(name: str) -> Any:

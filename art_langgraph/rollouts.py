@@ -24,7 +24,7 @@ from art_core.scoring import RewardFunction
 from art_core.sync import run_sync
 from art_core.threads import ElasticThreads, call
 from art_core.types import Scenario, Trajectory
-from art_core.workers import Job, Workers
+from art_core.workers import Job, Workers, runner_of
 from art_langgraph.capturing import capture
 from art_langgraph.loading import Address, load_graph, load_object
 from art_langgraph.plain import plain
@@ -42,7 +42,7 @@ async def agather(
     reward: RewardFunction | str | None = None,
     model: PolicyEndpoint | None = None,
     config: RunnableConfig | None = None,
-    workers: int = 1,
+    workers: int | Workers = 1,
     timeout: float | None = None,
     require_policy_calls: bool = True,
     spans: bool = False,
@@ -68,7 +68,8 @@ async def agather(
         model: the policy; its store keeps the rollouts, and a function that makes the graph gets it.
         config: for every run of the graph (``recursion_limit``, ``configurable``, ``tags``, ...). It must
             not name a ``thread_id``: rollouts would continue each other's conversation.
-        workers: how many processes; 1 is this one.
+        workers: how many processes; 1 is this one. Or the `Workers` that you keep between calls, as in
+            ``with Workers(8) as workers:``, which saves starting them each time.
         timeout: seconds for one rollout, and as many again for its reward; None for no limit.
         require_policy_calls: a rollout without one captured policy call is a failure.
         spans: also record nodes, tools and retrievers with what went in and out: for looking at, not for
@@ -91,20 +92,20 @@ async def agather(
     if isinstance(reward, str):
         reward = cast("RewardFunction", load_object(reward))
     terms = Terms(reward, timeout, require_policy_calls, sink)
-    if workers == 1:
+    if isinstance(workers, int) and workers == 1:
         agent = as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config, spans=spans)
         return await core.agather_on(InProcess(agent, terms), scenarios, group_size=group_size, **options)
     if not isinstance(graph, str):
         raise ConfigError(
-            f"workers={workers}: other processes can't be given {type(graph).__name__} as it is; give its "
+            f"with workers, other processes can't be given {type(graph).__name__} as it is; give its "
             "import path, as in graph='package.module:graph'"
         )
     # A version that is leased here stays served while other processes call it.
     with nullcontext() if model is None else model.lease() as version:
         address = None if model is None else Address.of(model, version)
         job = Job(build_agent, (graph, address, config, spans), terms)
-        async with Workers(workers, job) as pool:
-            return await core.agather_on(pool, scenarios, group_size=group_size, **options)
+        async with runner_of(workers, job) as runner:
+            return await core.agather_on(runner, scenarios, group_size=group_size, **options)
 
 
 def gather(graph: Graph, scenarios: Iterable[Scenario], *, group_size: int, **options: Any) -> Gathered:

@@ -11,7 +11,7 @@ from art_core.errors import ConfigError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.store import Store
 from art_core.types import Scenario
-from art_langgraph import agather
+from art_langgraph import Workers, agather, gather
 
 PATH = "helpers.rollout_graphs:chat_graph"
 
@@ -42,6 +42,19 @@ async def test_two_processes_give_what_one_gives_and_write_to_the_same_store(tmp
                 assert step.identity.node == "ask"
     assert all(recorded[t.id] == t for g in there for t in g)
     assert len(recorded) == 60
+
+
+def test_processes_may_be_kept_between_calls_from_sync_code(tmp_path: Path) -> None:
+    with FakeVLLM("yes") as server, Store.open("workers", tmp_path) as store:
+        with Workers(2) as workers:
+            for version in (1, 2):
+                model = StaticEndpoint(server.base_url, f"policy@{version}", sink=store.sink())
+                groups = gather(
+                    PATH, [Scenario("s", {"topic": "t"})], group_size=4, model=model, workers=workers
+                )
+                assert {str(s.policy) for g in groups for t in g for s in t.steps} == {f"policy@{version}"}
+        assert not multiprocessing.active_children()
+        assert len(list(store.trajectories())) == 8
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from art_core.recording import NullSink
 from art_core.rollouts import Terms
 from art_core.store import Store
 from art_core.types import RolloutStatus, Scenario
-from art_core.workers import Job, Workers
+from art_core.workers import Job, Workers, runner_of
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def store(tmp_path: Path):
 
 async def run(store: Store, names: list[str], **options) -> Gathered:
     terms = Terms(agents.half, timeout=options.pop("timeout", None), sink=store.sink())
-    async with asyncio.timeout(120), Workers(2, Job(agents.make, (), terms)) as workers:
+    async with asyncio.timeout(120), runner_of(2, Job(agents.make, (), terms)) as runner:
         return await agather_on(
-            workers, [Scenario(name) for name in names], group_size=1, min_group_size=0, **options
+            runner, [Scenario(name) for name in names], group_size=1, min_group_size=0, **options
         )
 
 
@@ -89,14 +89,14 @@ async def test_cancelling_ends_the_rollouts_of_other_processes_and_the_processes
 
 async def test_a_rollout_that_cannot_be_sent_back_is_an_error_that_says_so() -> None:
     with pytest.raises(RolloutFailedError, match="cannot be sent back"):
-        async with Workers(1, Job(agents.make, (), Terms())) as workers:
-            await agather_on(workers, [Scenario("object")], group_size=1)
+        async with runner_of(1, Job(agents.make, (), Terms())) as runner:
+            await agather_on(runner, [Scenario("object")], group_size=1)
     assert not multiprocessing.active_children()
 
 
 async def test_an_agent_that_cannot_be_built_is_an_error_with_its_cause() -> None:
     with pytest.raises(ConfigError, match="cannot begin: ValueError: the prompt file is missing"):
-        async with Workers(1, Job(agents.make, ("the prompt file is missing",), Terms())):
+        async with runner_of(1, Job(agents.make, ("the prompt file is missing",), Terms())):
             pass
     assert not multiprocessing.active_children()
 
@@ -115,6 +115,38 @@ class Unpicklable(NullSink):
         (2, Terms(timeout=-1), "timeout=-1"),
     ],
 )
-def test_what_cannot_work_is_refused_before_a_process_is_started(count, terms, message) -> None:
+async def test_what_cannot_work_is_refused_before_a_process_is_started(count, terms, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        Workers(count, Job(agents.make, (), terms))
+        async with runner_of(count, Job(agents.make, (), terms)):
+            assert not multiprocessing.active_children()
+
+
+def pids(groups: Gathered) -> set[int]:
+    return {t.metadata["output"] for g in groups for t in g if not t.failed}
+
+
+async def test_processes_that_are_kept_do_one_job_after_the_other_and_the_dead_are_replaced(store) -> None:
+    names = [Scenario(f"s{i}") for i in range(8)]
+    recorded = Job(agents.make, (), Terms(agents.half, sink=store.sink()))
+    async with asyncio.timeout(120), Workers(2) as workers:
+        async with workers.doing(recorded) as runner:
+            first = pids(await agather_on(runner, names, group_size=1, concurrency=4))
+        async with workers.doing(Job(agents.make, (), Terms())) as runner:
+            unscored = await agather_on(runner, names, group_size=1, concurrency=4)
+        assert len(first) == 2
+        assert pids(unscored) == first
+        assert [t.reward for g in unscored for t in g] == [None] * 8
+        with pytest.raises(ConfigError, match="the prompt file is missing"):
+            async with workers.doing(Job(agents.make, ("the prompt file is missing",), Terms())):
+                pass
+        async with workers.doing(recorded) as runner:
+            (dead,) = (await agather_on(runner, [Scenario("die")], group_size=1, min_group_size=0)).failed
+        assert [s.message() for s in dead.steps] == ["die"]
+        async with workers.doing(recorded) as runner:
+            later = pids(await agather_on(runner, names, group_size=1, concurrency=4))
+        assert len(later) == 2
+        assert len(later & first) == 1
+    assert not multiprocessing.active_children()
+    with pytest.raises(ConfigError, match="not running: use them inside"):
+        async with workers.doing(recorded):
+            pass
