@@ -11,7 +11,7 @@ a step refers to them by a string of digests.
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from art_core.errors import StoreError
 from art_core.store.database import insert_missing, location
@@ -22,6 +22,9 @@ DIGEST_SIZE = 16
 """Bytes of a digest: 128 bits, at which two pieces never meet by chance."""
 
 _LOOKED_UP = 500  # digests in one query; databases limit the variables of a statement
+
+# Made once: building a statement costs as much as executing it.
+_KNOWN = select(contents.c.digest).where(contents.c.digest.in_(bindparam("digests", expanding=True)))
 
 
 def digest(piece: bytes) -> bytes:
@@ -38,9 +41,7 @@ def insert_contents(connection: Connection, pieces: Mapping[bytes, bytes]) -> No
     """Write those pieces that are not there yet; only those are compressed."""
     missing = set(pieces)
     for some in _batches(pieces):
-        missing.difference_update(
-            connection.scalars(select(contents.c.digest).where(contents.c.digest.in_(some)))
-        )
+        missing.difference_update(connection.scalars(_KNOWN, {"digests": some}))
     if missing:
         # In a fixed order, so that two processes that write the same pieces never wait for each other.
         rows = [{"digest": key, "body": pack(pieces[key])} for key in sorted(missing)]

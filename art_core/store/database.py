@@ -10,6 +10,7 @@ All that is particular to SQLite is in this module.
 import time
 from collections.abc import Generator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,13 @@ def reading(engine: Engine) -> Generator[Connection]:
 
 def insert_missing(connection: Connection, table: Table) -> Any:
     """An insert that passes over rows which are there already."""
-    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
-    return dialect.insert(table).on_conflict_do_nothing()
+    return _insert_missing(connection.dialect.name, table)
+
+
+@cache  # building a statement costs as much as executing it
+def _insert_missing(dialect: str, table: Table) -> Any:
+    kind = {"sqlite": sqlite, "postgresql": postgresql}[dialect]
+    return kind.insert(table).on_conflict_do_nothing()
 
 
 def location(engine: Engine) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from art_core.errors import ArtError, StoreError, UnknownTrajectoryError
 from art_core.recording import Sink
@@ -25,6 +25,12 @@ from art_core.types import RolloutStatus, Span, Step, Trajectory
 
 ROLLOUT = "rollout"
 """Author of the reward that a rollout ended with."""
+
+# Made once: building a statement costs as much as executing it.
+_INSERT_TRAJECTORY, _INSERT_STEPS = insert(trajectories), insert(steps)
+_END = update(trajectories).where(
+    trajectories.c.id == bindparam("ending"), trajectories.c.status == RolloutStatus.RUNNING
+)
 
 
 class StoreSink:
@@ -92,11 +98,7 @@ class StoreSink:
         traced = codec.encode_spans(trajectory.spans) if trajectory.spans else None
 
         def apply(connection: Connection) -> None:
-            found = connection.execute(
-                update(trajectories)
-                .where(trajectories.c.id == trajectory.id, trajectories.c.status == RolloutStatus.RUNNING)
-                .values(row)
-            )
+            found = connection.execute(_END, {**row, "ending": trajectory.id})
             if found.rowcount != 1:
                 if _exists(connection, trajectory.id):
                     raise StoreError(f"{what}: it has ended already")
@@ -142,7 +144,7 @@ def insert_trajectory(connection: Connection, row: Row, scenario: Row) -> None:
     connection.execute(insert_missing(connection, scenarios), scenario)
     if row["group_id"] is not None:
         insert_group(connection, row["group_id"], row["run_id"], scenario)
-    connection.execute(insert(trajectories), row)
+    connection.execute(_INSERT_TRAJECTORY, row)
 
 
 def insert_group(connection: Connection, group_id: str, run_id: str | None, scenario: Row) -> None:
@@ -159,7 +161,7 @@ def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None
     for step in encoded:
         pieces.update(step.pieces)
     insert_contents(connection, pieces)
-    connection.execute(insert(steps), [step.row for step in encoded])
+    connection.execute(_INSERT_STEPS, [step.row for step in encoded])
 
 
 def insert_spans(connection: Connection, rollout_id: str, traced: bytes | None) -> None:
