@@ -5,14 +5,15 @@ when `agather` returns or raises, none of its rollouts is still running.
 
 Data flow: scenarios -> jobs (scenario, member) -> a `Plan` for each attempt, of which a `Runner` (this
 process, or `art_core.workers`) runs ``concurrency`` at a time -> groups in the scenarios' order -> groups
-that are too small are set aside.
+that are too small are set aside. While the sink acknowledges the ends of rollouts, others run in their place;
+at most ``concurrency`` ends are waited for in that way.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -71,6 +72,19 @@ class _Job:
     scenario: Scenario
     group_id: str
     occurrence: int
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Leave to run one rollout; it goes to the next one once, when this one finishes or has ended."""
+
+    slots: asyncio.Semaphore
+    held: bool = True
+
+    def give_back(self) -> None:
+        if self.held:
+            self.held = False
+            self.slots.release()
 
 
 async def agather(
@@ -170,7 +184,7 @@ async def agather_on(
     ended: dict[tuple[int, int], Trajectory] = {}
     queue = iter(jobs)
 
-    async def run(job: _Job) -> Trajectory:
+    async def run(job: _Job, finishing: Callable[[], None]) -> Trajectory:
         attempt = 0
         while True:
             attempt += 1
@@ -189,28 +203,33 @@ async def agather_on(
                     "attempt": attempt,
                 },
             )
-            trajectory = await runner.run(plan)
+            trajectory = await runner.run(plan, finishing)
             if not trajectory.failed:
                 return trajectory
             logger.info("%s", _describe(trajectory, attempt, tries))
             if attempt == tries:
                 return trajectory
 
+    slots = asyncio.Semaphore(concurrency)
     with report_progress(progress, total=len(jobs)) as board:
 
         async def work() -> None:
             for job in queue:
-                trajectory = await run(job)
+                await slots.acquire()
+                slot = _Slot(slots)
+                trajectory = await run(job, slot.give_back)
                 if trajectory.failed and policy is OnFailure.FAIL_FAST:
                     raise RolloutFailedError(
                         f"{_describe(trajectory, tries, tries)}; on_failure='fail_fast' stops here"
                     )
+                slot.give_back()
                 ended[job.group, job.member] = trajectory
                 board.ended(trajectory)
 
         try:
             async with asyncio.TaskGroup() as workers:
-                for _ in range(min(concurrency, len(jobs))):
+                # As many again as run may wait for the sink to acknowledge their ends.
+                for _ in range(min(2 * concurrency, len(jobs))):
                     workers.create_task(work())
         except BaseExceptionGroup as broken:
             raise broken.exceptions[0] from None

@@ -391,12 +391,20 @@ class Rollout:
 
     async def _aend(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
         ending = self._ending(status, reward, failure)
+        cancelled: asyncio.CancelledError | None = None
         try:
             while True:
                 write = next(ending)
-                with suppress(Exception):
-                    await _settled(write)
+                while not write.done():
+                    try:
+                        await _settled(write)
+                    except asyncio.CancelledError as error:  # the end is on its way: see it through
+                        cancelled = error
+                    except Exception:  # `_ending` looks at the outcome itself
+                        break
         except StopIteration as over:
+            if cancelled is not None:
+                raise cancelled from None
             return over.value
 
     def _ending(

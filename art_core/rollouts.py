@@ -31,6 +31,9 @@ CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to clean up before it is left behind."""
 
 
+def _nothing() -> None: ...
+
+
 class _TimedOutError(Exception):
     """Our own deadline passed; a `TimeoutError` of the agent's is an ordinary exception."""
 
@@ -70,8 +73,14 @@ class Plan:
 class Runner(Protocol):
     """Runs planned rollouts; may be asked for many at the same time."""
 
-    async def run(self, plan: Plan) -> Trajectory:
-        """Run one to its end; cancelling this ends it as cancelled."""
+    async def run(self, plan: Plan, finishing: Callable[[], None] = _nothing) -> Trajectory:
+        """Run one to its end; cancelling this ends it as cancelled.
+
+        Args:
+            plan: what to run.
+            finishing: may be called once nothing of the rollout runs any more, it has not failed, and only
+                the sink has still to acknowledge its end.
+        """
         ...
 
 
@@ -111,7 +120,7 @@ class InProcess:
         self._terms = terms
         self._executor = ElasticThreads("art-rollout")
 
-    async def run(self, plan: Plan) -> Trajectory:
+    async def run(self, plan: Plan, finishing: Callable[[], None] = _nothing) -> Trajectory:
         """Run one to its end."""
         terms = self._terms
         return await arun(
@@ -121,6 +130,7 @@ class InProcess:
             timeout=terms.timeout,
             require_policy_calls=terms.require_policy_calls,
             executor=self._executor,
+            finishing=finishing,
         )
 
 
@@ -132,6 +142,7 @@ async def arun(
     timeout: float | None = None,
     require_policy_calls: bool = True,
     executor: ElasticThreads | None = None,
+    finishing: Callable[[], None] = _nothing,
 ) -> Trajectory:
     """Run an agent once as ``rollout`` and end it.
 
@@ -145,6 +156,7 @@ async def arun(
         require_policy_calls: a rollout without one answered policy call fails. Turn off to trace agents
             whose models are not trained.
         executor: where sync functions run.
+        finishing: called when it has not failed and only the sink has still to acknowledge its end.
 
     Returns:
         The ended trajectory; failed ones say why in ``failure``. An agent that ended its own rollout is
@@ -170,6 +182,7 @@ async def arun(
             return await _fail(rollout, "no_policy_calls", where_calls_went(rollout))
         keep_output(rollout, output)
         if reward is None:
+            finishing()
             return await rollout.afinish()
         try:
             value = await _bounded(_score(reward, rollout, output, executor), timeout)
@@ -183,6 +196,7 @@ async def arun(
         rollout.node_rewards.update(value.by_node)
         rollout.step_rewards.update(value.by_step)
         rollout.metrics.update(value.metrics)
+        finishing()
         return await rollout.afinish(value.total)
     except asyncio.CancelledError:
         if not rollout.ended:

@@ -16,7 +16,7 @@ import multiprocessing
 import pickle
 import signal
 import threading
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -165,8 +165,8 @@ class _JobRunner:
         self._job = job
         self._sink = sink
 
-    async def run(self, plan: Plan) -> Trajectory:
-        """Run one rollout in the process that is least busy.
+    async def run(self, plan: Plan, finishing: Callable[[], None] | None = None) -> Trajectory:
+        """Run one rollout in the process that is least busy; ``finishing`` is not called.
 
         Raises:
             StoreError: its process cannot record it.

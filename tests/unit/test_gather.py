@@ -611,6 +611,92 @@ async def test_a_sink_that_cannot_keep_a_rollout_stops_everything_loudly() -> No
         await agather(talk, THREE, group_size=2, sink=Full())
 
 
+class Slow(Log):
+    """Acknowledges ends when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[Future[None]] = []
+
+    def end(self, trajectory):
+        super().end(trajectory)
+        self.ends.append(Future())
+        return self.ends[-1]
+
+
+async def until(true) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def test_the_next_rollout_starts_while_the_sink_keeps_the_end_of_the_last_one() -> None:
+    sink = Slow()
+    gathering = asyncio.create_task(agather(talk, THREE, group_size=1, concurrency=1, sink=sink))
+    await until(lambda: len(sink.ends) == 2)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(sink.begun) == 2  # the third waits for an acknowledgement: they never pile up
+    sink.ends[0].set_result(None)
+    await until(lambda: len(sink.ends) == 3)
+    sink.ends[2].set_result(None)
+    await asyncio.sleep(0.01)
+    assert not gathering.done()
+    sink.ends[1].set_result(None)
+    assert [group.trajectories[0].status for group in await gathering] == ["finished"] * 3
+
+
+async def test_an_end_that_the_sink_refuses_late_stops_what_runs_by_then() -> None:
+    sink, second = Slow(), asyncio.Event()
+
+    async def agent(scenario: Scenario) -> None:
+        say()
+        if scenario.id == "b":
+            second.set()
+            await asyncio.Event().wait()
+
+    gathering = asyncio.create_task(agather(agent, THREE, group_size=1, concurrency=1, sink=sink))
+    await second.wait()
+    sink.ends[0].set_exception(StoreError("the disk is full"))
+    await until(lambda: len(sink.ends) == 2)
+    sink.ends[1].set_result(None)
+    with pytest.raises(StoreError, match="the disk is full"):
+        await gathering
+    assert list(sink.ended.values()) == [("finished", None), ("failed", "cancelled")]
+    assert len(sink.begun) == 2
+
+
+async def test_a_rollout_that_is_cancelled_while_its_end_is_kept_ends_as_it_was_ending() -> None:
+    sink, ended = Slow(), []
+
+    async def agent(scenario: Scenario) -> None:
+        ended.append(current_rollout())
+        say()
+
+    gathering = asyncio.create_task(agather(agent, THREE, group_size=1, concurrency=1, sink=sink))
+    await until(lambda: len(sink.ends) == 2)
+    gathering.cancel()
+    await asyncio.sleep(0.01)
+    assert not gathering.done()
+    for end in sink.ends:
+        end.set_result(None)
+    with pytest.raises(asyncio.CancelledError):
+        await gathering
+    assert list(sink.ended.values()) == [("finished", None)] * 2
+    assert all(rollout.ended for rollout in ended)
+    assert len(sink.ends) == 2  # each was ended once
+
+
+async def test_with_fail_fast_nothing_starts_after_the_failure() -> None:
+    def broken(scenario: Scenario) -> None:
+        raise ValueError("boom")
+
+    sink = Log()
+    with pytest.raises(RolloutFailedError, match="boom"):
+        await agather(broken, THREE, group_size=2, concurrency=1, on_failure="fail_fast", sink=sink)
+    assert len(sink.begun) == 1
+
+
 async def test_a_callable_sees_every_change_of_progress() -> None:
     async def agent(scenario: Scenario) -> None:
         say()
