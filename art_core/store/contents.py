@@ -9,13 +9,15 @@ a step refers to them by a string of digests.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from hashlib import blake2b
 
-from sqlalchemy import Connection, bindparam, select
+from sqlalchemy import Connection, select
 
 from art_core.errors import StoreError
-from art_core.store.database import insert_missing, location
+from art_core.store.database import insert_missing, location, unwritten
 from art_core.store.packing import pack, unpack
+from art_core.store.prepared import Prepared
 from art_core.store.schema import contents
 
 DIGEST_SIZE = 16
@@ -23,8 +25,7 @@ DIGEST_SIZE = 16
 
 _LOOKED_UP = 500  # digests in one query; databases limit the variables of a statement
 
-# Made once: building a statement costs as much as executing it.
-_KNOWN = select(contents.c.digest).where(contents.c.digest.in_(bindparam("digests", expanding=True)))
+_INSERT = Prepared(partial(insert_missing, table=contents))
 
 
 def digest(piece: bytes) -> bytes:
@@ -38,14 +39,10 @@ def split(digests: bytes) -> list[bytes]:
 
 
 def insert_contents(connection: Connection, pieces: Mapping[bytes, bytes]) -> None:
-    """Write those pieces that are not there yet; only those are compressed."""
-    missing = set(pieces)
-    for some in _batches(pieces):
-        missing.difference_update(connection.scalars(_KNOWN, {"digests": some}))
-    if missing:
-        # In a fixed order, so that two processes that write the same pieces never wait for each other.
-        rows = [{"digest": key, "body": pack(pieces[key])} for key in sorted(missing)]
-        connection.execute(insert_missing(connection, contents), rows)
+    """Write those pieces that are not there yet."""
+    # In a fixed order, so that two processes that write the same pieces never wait for each other.
+    if new := sorted(unwritten(connection, contents, pieces)):
+        _INSERT.execute(connection, [{"digest": key, "body": pack(pieces[key])} for key in new])
 
 
 def read_contents(connection: Connection, digests: Iterable[bytes]) -> dict[bytes, bytes]:

@@ -8,9 +8,8 @@ All that is particular to SQLite is in this module.
 """
 
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Hashable, Iterable
 from contextlib import closing, contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,8 @@ BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
 
 _WRITING = "art_writing"
+
+_MOST_KNOWN = 20_000  # keys that a connection remembers, about 3 MB
 
 
 def open_database(url: str | URL, project: str) -> Engine:
@@ -62,8 +63,13 @@ def writing(engine: Engine) -> Generator[Connection]:
     """A transaction that may write; committed at the end of the block, or as if it had never been."""
     with engine.connect() as connection:
         connection.execution_options(**{_WRITING: True})
-        with connection.begin():
-            yield connection
+        known = _known(connection)
+        try:
+            with connection.begin():
+                yield connection
+        except BaseException:
+            known.clear()  # what was written just now is not there
+            raise
 
 
 @contextmanager
@@ -80,15 +86,27 @@ def reading(engine: Engine) -> Generator[Connection]:
         raise explain(failure, engine, "reading the store") from failure
 
 
-def insert_missing(connection: Connection, table: Table) -> Any:
+def unwritten(connection: Connection, table: Table, keys: Iterable[Hashable]) -> list[Any]:
+    """Those keys of a table that nothing has written through this connection; now they count as written.
+
+    For tables whose rows are never changed or deleted, inside `writing`.
+    """
+    known = _known(connection)
+    new = [key for key in keys if (table.name, key) not in known]
+    if len(known) > _MOST_KNOWN:
+        known.clear()
+    known.update((table.name, key) for key in new)
+    return new
+
+
+def _known(connection: Connection) -> set[tuple[str, Hashable]]:
+    return connection.info.setdefault("art_known", set())
+
+
+def insert_missing(dialect: str, table: Table) -> Any:
     """An insert that passes over rows which are there already."""
-    return _insert_missing(connection.dialect.name, table)
-
-
-@cache  # building a statement costs as much as executing it
-def _insert_missing(dialect: str, table: Table) -> Any:
     kind = {"sqlite": sqlite, "postgresql": postgresql}[dialect]
-    return kind.insert(table).on_conflict_do_nothing()
+    return kind.insert(table).on_conflict_do_nothing().inline()
 
 
 def location(engine: Engine) -> str:

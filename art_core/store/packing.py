@@ -8,21 +8,34 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
+import orjson
 from pydantic_core import to_jsonable_python
 
 _RAW, _ZLIB = b"\x00", b"\x01"
-_WORTH_COMPRESSING = 256  # bytes; setting zlib up costs more than it saves below
+_WORTH_COMPRESSING = 1024  # bytes; below, setting zlib up takes longer than writing what it would save
+_WINDOW_BITS, _MEMORY_LEVEL = (
+    12,
+    5,
+)  # of zlib for small data: its usual 256 KiB take longer to get than to fill
 
 
 def pack(data: bytes) -> bytes:
     """Bytes, compressed where that makes them smaller; the first byte says whether."""
     if len(data) >= _WORTH_COMPRESSING:
-        small = zlib.compress(data, 1)
+        small = _compress(data)
         if len(small) < len(data):
             return _ZLIB + small
     return _RAW + data
+
+
+def _compress(data: bytes) -> bytes:
+    if len(data) >= 1 << _WINDOW_BITS:
+        return zlib.compress(data, 1)
+    compressor = zlib.compressobj(1, zlib.DEFLATED, _WINDOW_BITS, _MEMORY_LEVEL)
+    return compressor.compress(data) + compressor.flush()
 
 
 def unpack(data: bytes) -> bytes:
@@ -37,6 +50,11 @@ def _foreign(value: Any) -> Any:
     )
 
 
+# What orjson would write otherwise than `json` does is left to the encoders below.
+_AS_JSON = (
+    orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
+
 # Made once: `json.dumps` would make an encoder at every call that is not at its defaults.
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_foreign)
 _ASCII_ENCODER = json.JSONEncoder(separators=(",", ":"), default=_foreign)
@@ -48,6 +66,10 @@ def to_json_bytes(value: Any) -> bytes:
     Raises:
         TypeError, ValueError, RecursionError: it has a key that JSON lacks, or contains itself.
     """
+    with suppress(TypeError):
+        written = orjson.dumps(value, option=_AS_JSON)
+        if b"null" not in written:  # it writes None so, but NaN and infinities as well
+            return written
     try:
         return _ENCODER.encode(value).encode()
     except UnicodeEncodeError:  # half of a surrogate pair, as a model may well sample: escape instead

@@ -7,13 +7,13 @@ are only added, a replaced reward stays in the history, and no reward is replace
 from sqlalchemy import Connection, select, update
 
 from art_core.store import codec
-from art_core.store.database import insert_missing
 from art_core.store.reading import read_spans
-from art_core.store.schema import scenarios, steps, trajectories
+from art_core.store.schema import steps, trajectories
 from art_core.store.sink import (
     ROLLOUT,
     insert_group,
     insert_reward,
+    insert_scenario,
     insert_spans,
     insert_steps,
     insert_trajectory,
@@ -24,7 +24,7 @@ from art_core.types import Trajectory, TrajectoryGroup
 def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, run_id: str | None) -> str:
     """Write a group and return its id."""
     scenario = codec.scenario_row(group.scenario)
-    connection.execute(insert_missing(connection, scenarios), scenario)
+    insert_scenario(connection, scenario)
     insert_group(connection, group_id, run_id, scenario)
     for position, member in enumerate(group.trajectories):
         save_trajectory(connection, member, run_id)

@@ -7,6 +7,7 @@ and what cannot be written fails there alone.
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select, update
@@ -16,8 +17,9 @@ from art_core.recording import Sink
 from art_core.store import codec
 from art_core.store.codec import EncodedStep, Row
 from art_core.store.contents import insert_contents
-from art_core.store.database import insert_missing
+from art_core.store.database import insert_missing, unwritten
 from art_core.store.packing import to_json
+from art_core.store.prepared import Prepared
 from art_core.store.reading import read_trajectories
 from art_core.store.schema import groups, scenarios, scores, spans, steps, trajectories
 from art_core.store.writer import Job, Writer
@@ -26,10 +28,14 @@ from art_core.types import RolloutStatus, Span, Step, Trajectory
 ROLLOUT = "rollout"
 """Author of the reward that a rollout ended with."""
 
-# Made once: building a statement costs as much as executing it.
-_INSERT_TRAJECTORY, _INSERT_STEPS = insert(trajectories), insert(steps)
-_END = update(trajectories).where(
-    trajectories.c.id == bindparam("ending"), trajectories.c.status == RolloutStatus.RUNNING
+_INSERT_SCENARIO = Prepared(partial(insert_missing, table=scenarios))
+_INSERT_GROUP = Prepared(partial(insert_missing, table=groups))
+_INSERT_TRAJECTORY = Prepared(lambda _: insert(trajectories).inline())
+_INSERT_STEPS = Prepared(lambda _: insert(steps).inline())
+_END = Prepared(
+    lambda _: update(trajectories).where(
+        trajectories.c.id == bindparam("ending"), trajectories.c.status == RolloutStatus.RUNNING.value
+    )
 )
 
 
@@ -98,8 +104,7 @@ class StoreSink:
         traced = codec.encode_spans(trajectory.spans) if trajectory.spans else None
 
         def apply(connection: Connection) -> None:
-            found = connection.execute(_END, {**row, "ending": trajectory.id})
-            if found.rowcount != 1:
+            if _END.execute(connection, [{**row, "ending": trajectory.id}]) != 1:
                 if _exists(connection, trajectory.id):
                     raise StoreError(f"{what}: it has ended already")
                 raise unknown(trajectory.id, what)
@@ -141,18 +146,23 @@ def unknown(trajectory_id: str, what: str) -> UnknownTrajectoryError:
 
 def insert_trajectory(connection: Connection, row: Row, scenario: Row) -> None:
     """Write a trajectory's row after those that it refers to."""
-    connection.execute(insert_missing(connection, scenarios), scenario)
+    insert_scenario(connection, scenario)
     if row["group_id"] is not None:
         insert_group(connection, row["group_id"], row["run_id"], scenario)
-    connection.execute(_INSERT_TRAJECTORY, row)
+    _INSERT_TRAJECTORY.execute(connection, [row])
+
+
+def insert_scenario(connection: Connection, scenario: Row) -> None:
+    """Write a scenario's row, unless it is there."""
+    if unwritten(connection, scenarios, [scenario["digest"]]):
+        _INSERT_SCENARIO.execute(connection, [scenario])
 
 
 def insert_group(connection: Connection, group_id: str, run_id: str | None, scenario: Row) -> None:
     """Write a group's row, unless it is there; the scenario's is."""
-    connection.execute(
-        insert_missing(connection, groups),
-        {"id": group_id, "run_id": run_id, "scenario": scenario["digest"], "created_at": time.time()},
-    )
+    if unwritten(connection, groups, [group_id]):
+        row = {"id": group_id, "run_id": run_id, "scenario": scenario["digest"], "created_at": time.time()}
+        _INSERT_GROUP.execute(connection, [row])
 
 
 def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None:
@@ -161,7 +171,7 @@ def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None
     for step in encoded:
         pieces.update(step.pieces)
     insert_contents(connection, pieces)
-    connection.execute(_INSERT_STEPS, [step.row for step in encoded])
+    _INSERT_STEPS.execute(connection, [step.row for step in encoded])
 
 
 def insert_spans(connection: Connection, rollout_id: str, traced: bytes | None) -> None:

@@ -137,7 +137,7 @@ def test_a_long_conversation_costs_its_length_and_not_its_square(tmp_path: Path)
         return (tmp_path / f"turns{turns}.db").stat().st_size
 
     empty, short, long = size(0), size(20), size(80)
-    assert (long - empty) < 6 * (short - empty)  # four times the turns; squared it would be 16 times
+    assert (long - empty) < 7 * (short - empty)  # four times the turns; squared it would be 16 times
 
 
 def conversation(turns: int) -> Trajectory:
