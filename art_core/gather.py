@@ -5,8 +5,8 @@ when `agather` returns or raises, none of its rollouts is still running.
 
 Data flow: scenarios -> jobs (scenario, member) -> a `Plan` for each attempt, of which a `Runner` (this
 process, or `art_core.workers`) runs ``concurrency`` at a time -> groups in the scenarios' order -> groups
-that are too small are set aside. While the sink acknowledges the ends of rollouts, others run in their place;
-at most ``concurrency`` ends are waited for in that way.
+that are too small are set aside. While the sink acknowledges the ends of rollouts, others run in their place,
+and the sink may keep several ends together.
 """
 
 import asyncio
@@ -27,6 +27,10 @@ from art_core.sync import run_sync
 from art_core.types import Scenario, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
+
+
+LEAST_ENDS = 8
+"""How many ends of rollouts may wait for the sink while others run; or as many as run, if that is more."""
 
 
 class OnFailure(StrEnum):
@@ -81,10 +85,12 @@ class _Slot:
     slots: asyncio.Semaphore
     held: bool = True
 
-    def give_back(self) -> None:
+    def give_back(self) -> bool:
+        """Let the next rollout start; whether there is one."""
         if self.held:
             self.held = False
             self.slots.release()
+        return self.slots.locked()  # somebody was waiting for it
 
 
 async def agather(
@@ -184,7 +190,7 @@ async def agather_on(
     ended: dict[tuple[int, int], Trajectory] = {}
     queue = iter(jobs)
 
-    async def run(job: _Job, finishing: Callable[[], None]) -> Trajectory:
+    async def run(job: _Job, finishing: Callable[[], bool]) -> Trajectory:
         attempt = 0
         while True:
             attempt += 1
@@ -228,8 +234,7 @@ async def agather_on(
 
         try:
             async with asyncio.TaskGroup() as workers:
-                # As many again as run may wait for the sink to acknowledge their ends.
-                for _ in range(min(2 * concurrency, len(jobs))):
+                for _ in range(min(concurrency + max(concurrency, LEAST_ENDS), len(jobs))):
                     workers.create_task(work())
         except BaseExceptionGroup as broken:
             raise broken.exceptions[0] from None

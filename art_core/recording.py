@@ -109,8 +109,8 @@ def _await(future: Future[None]) -> None:
     future.result()
 
 
-async def _settled(future: Future[None]) -> None:
-    if isinstance(future, Acknowledgement):
+async def _settled(future: Future[None], hurry: bool = True) -> None:
+    if hurry and isinstance(future, Acknowledgement):
         future.hurry()
     if not future.done():
         # Without the shield, cancelling the waiter would cancel a write that is on its way to the disk.
@@ -369,11 +369,16 @@ class Rollout:
         """End it without a reward; its steps are kept."""
         return self._end(RolloutStatus.FAILED, None, failure)
 
-    async def afinish(self, reward: float | None = None) -> Trajectory:
-        """`finish`, without blocking the event loop while the sink works."""
+    async def afinish(self, reward: float | None = None, *, hurry: bool = True) -> Trajectory:
+        """`finish`, without blocking the event loop while the sink works.
+
+        Args:
+            reward: what it was worth, if that is known.
+            hurry: False lets the sink wait a moment for others to be kept together with it.
+        """
         if reward is not None:
             reward = check_reward(reward, f"trajectory {self.id}")
-        return await self._aend(RolloutStatus.FINISHED, reward, None)
+        return await self._aend(RolloutStatus.FINISHED, reward, None, hurry)
 
     async def afail(self, failure: Failure) -> Trajectory:
         """`fail`, without blocking the event loop while the sink works."""
@@ -393,7 +398,9 @@ class Rollout:
         except StopIteration as over:
             return over.value
 
-    async def _aend(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
+    async def _aend(
+        self, status: RolloutStatus, reward: float | None, failure: Failure | None, hurry: bool = True
+    ) -> Trajectory:
         ending = self._ending(status, reward, failure)
         cancelled: asyncio.CancelledError | None = None
         try:
@@ -401,7 +408,7 @@ class Rollout:
                 write = next(ending)
                 while not write.done():
                     try:
-                        await _settled(write)
+                        await _settled(write, hurry)
                     except asyncio.CancelledError as error:  # the end is on its way: see it through
                         cancelled = error
                     except Exception:  # `_ending` looks at the outcome itself

@@ -31,7 +31,8 @@ CANCEL_GRACE = 5.0
 """Seconds that cancelled work gets to clean up before it is left behind."""
 
 
-def _nothing() -> None: ...
+def _unnoticed() -> bool:
+    return False
 
 
 class _TimedOutError(Exception):
@@ -73,13 +74,14 @@ class Plan:
 class Runner(Protocol):
     """Runs planned rollouts; may be asked for many at the same time."""
 
-    async def run(self, plan: Plan, finishing: Callable[[], None] = _nothing) -> Trajectory:
+    async def run(self, plan: Plan, finishing: Callable[[], bool] = _unnoticed) -> Trajectory:
         """Run one to its end; cancelling this ends it as cancelled.
 
         Args:
             plan: what to run.
             finishing: may be called once nothing of the rollout runs any more, it has not failed, and only
-                the sink has still to acknowledge its end.
+                the sink has still to acknowledge its end; says whether that end may wait for others to be
+                kept together with it.
         """
         ...
 
@@ -120,7 +122,7 @@ class InProcess:
         self._terms = terms
         self._executor = ElasticThreads("art-rollout")
 
-    async def run(self, plan: Plan, finishing: Callable[[], None] = _nothing) -> Trajectory:
+    async def run(self, plan: Plan, finishing: Callable[[], bool] = _unnoticed) -> Trajectory:
         """Run one to its end."""
         terms = self._terms
         return await arun(
@@ -142,7 +144,7 @@ async def arun(
     timeout: float | None = None,
     require_policy_calls: bool = True,
     executor: ElasticThreads | None = None,
-    finishing: Callable[[], None] = _nothing,
+    finishing: Callable[[], bool] = _unnoticed,
 ) -> Trajectory:
     """Run an agent once as ``rollout`` and end it.
 
@@ -156,7 +158,8 @@ async def arun(
         require_policy_calls: a rollout without one answered policy call fails. Turn off to trace agents
             whose models are not trained.
         executor: where sync functions run.
-        finishing: called when it has not failed and only the sink has still to acknowledge its end.
+        finishing: called when it has not failed and only the sink has still to acknowledge its end; says
+            whether that may take a moment (see `Runner.run`).
 
     Returns:
         The ended trajectory; failed ones say why in ``failure``. An agent that ended its own rollout is
@@ -182,8 +185,7 @@ async def arun(
             return await _fail(rollout, "no_policy_calls", where_calls_went(rollout))
         keep_output(rollout, output)
         if reward is None:
-            finishing()
-            return await rollout.afinish()
+            return await rollout.afinish(hurry=not finishing())
         try:
             value = await _bounded(_score(reward, rollout, output, executor), timeout)
         except _TimedOutError:
@@ -196,8 +198,7 @@ async def arun(
         rollout.node_rewards.update(value.by_node)
         rollout.step_rewards.update(value.by_step)
         rollout.metrics.update(value.metrics)
-        finishing()
-        return await rollout.afinish(value.total)
+        return await rollout.afinish(value.total, hurry=not finishing())
     except asyncio.CancelledError:
         if not rollout.ended:
             await _fail(rollout, "cancelled", "the rollout was cancelled from outside")

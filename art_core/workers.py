@@ -165,7 +165,7 @@ class _JobRunner:
         self._job = job
         self._sink = sink
 
-    async def run(self, plan: Plan, finishing: Callable[[], None] | None = None) -> Trajectory:
+    async def run(self, plan: Plan, finishing: Callable[[], bool] | None = None) -> Trajectory:
         """Run one rollout in the process that is least busy; ``finishing`` is not called.
 
         Raises:

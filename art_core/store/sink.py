@@ -111,7 +111,7 @@ class StoreSink:
             insert_spans(connection, trajectory.id, traced)
             insert_reward(connection, trajectory, ROLLOUT)
 
-        return self._writer.submit(Job(what, apply=apply))
+        return self._writer.submit(Job(what, apply=apply, patient=True))
 
     def trace(self, rollout_id: str, span: Span) -> Future[None]:
         """Keep a span that came after its rollout had ended."""

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError, RolloutFailedError, StoreError
-from art_core.gather import OnFailure, agather, gather, member_seed
+from art_core.gather import LEAST_ENDS, OnFailure, agather, gather, member_seed
 from art_core.progress import GatherProgress, report_progress
-from art_core.recording import NullSink, current_rollout, new_id
+from art_core.recording import Acknowledgement, NullSink, current_rollout, new_id
 from art_core.rollouts import CANCEL_GRACE
 from art_core.types import PolicyVersion, RolloutStatus, Scenario, Step
 
@@ -632,18 +632,48 @@ async def until(true) -> None:
 
 async def test_the_next_rollout_starts_while_the_sink_keeps_the_end_of_the_last_one() -> None:
     sink = Slow()
-    gathering = asyncio.create_task(agather(talk, THREE, group_size=1, concurrency=1, sink=sink))
-    await until(lambda: len(sink.ends) == 2)
+    gathering = asyncio.create_task(agather(talk, THREE, group_size=4, concurrency=1, sink=sink))
+    most = 1 + LEAST_ENDS
+    await until(lambda: len(sink.ends) == most)
     for _ in range(20):
         await asyncio.sleep(0)
-    assert len(sink.begun) == 2  # the third waits for an acknowledgement: they never pile up
+    assert len(sink.begun) == most  # the next one waits for an acknowledgement: they never pile up
     sink.ends[0].set_result(None)
-    await until(lambda: len(sink.ends) == 3)
-    sink.ends[2].set_result(None)
+    await until(lambda: len(sink.ends) == most + 1)
+    for end in sink.ends[2:]:
+        end.set_result(None)
+    await until(lambda: len(sink.ends) == 12)
+    for end in sink.ends[most + 1 :]:
+        end.set_result(None)
     await asyncio.sleep(0.01)
     assert not gathering.done()
     sink.ends[1].set_result(None)
-    assert [group.trajectories[0].status for group in await gathering] == ["finished"] * 3
+    assert [t.status for group in await gathering for t in group] == ["finished"] * 12
+
+
+class Lingering(Acknowledgement):
+    """Knows whether it was told to hurry."""
+
+    hurried = False
+
+    def hurry(self) -> None:
+        self.hurried = True
+
+
+async def test_only_the_ends_that_nobody_starts_after_hurry_the_sink() -> None:
+    class Patient(Slow):
+        def end(self, trajectory):
+            super().end(trajectory)
+            self.ends[-1] = Lingering()
+            return self.ends[-1]
+
+    sink = Patient()
+    gathering = asyncio.create_task(agather(talk, THREE, group_size=1, concurrency=1, sink=sink))
+    await until(lambda: len(sink.ends) == 3 and sink.ends[-1].hurried)
+    assert [end.hurried for end in sink.ends] == [False, False, True]
+    for end in sink.ends:
+        end.set_result(None)
+    await gathering
 
 
 async def test_an_end_that_the_sink_refuses_late_stops_what_runs_by_then() -> None:
@@ -674,7 +704,7 @@ async def test_a_rollout_that_is_cancelled_while_its_end_is_kept_ends_as_it_was_
         say()
 
     gathering = asyncio.create_task(agather(agent, THREE, group_size=1, concurrency=1, sink=sink))
-    await until(lambda: len(sink.ends) == 2)
+    await until(lambda: len(sink.ends) == 3)
     gathering.cancel()
     await asyncio.sleep(0.01)
     assert not gathering.done()
@@ -682,9 +712,9 @@ async def test_a_rollout_that_is_cancelled_while_its_end_is_kept_ends_as_it_was_
         end.set_result(None)
     with pytest.raises(asyncio.CancelledError):
         await gathering
-    assert list(sink.ended.values()) == [("finished", None)] * 2
+    assert list(sink.ended.values()) == [("finished", None)] * 3
     assert all(rollout.ended for rollout in ended)
-    assert len(sink.ends) == 2  # each was ended once
+    assert len(sink.ends) == 3  # each was ended once
 
 
 async def test_with_fail_fast_nothing_starts_after_the_failure() -> None:
