@@ -67,6 +67,9 @@ class TrainConfig(Settings):
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="ratio is clipped above 1 + clip_high")
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the k3 estimate of KL to the base model")
+    train_superseded: bool = Field(
+        default=False, description="also train node executions that a retry or a resume replaced"
+    )
     advantage_std: bool = Field(default=False, description="divide advantages by the group's deviation")
     groups_per_update: int | None = Field(
         default=None, ge=1, description="groups in one optimizer step; None: all that were given"

@@ -89,7 +89,10 @@ def prepare(
             if trajectory.failed or not _rewards(trajectory):
                 continue
             own, skipped = trajectory_samples(
-                trajectory, advantages.get(trajectory.id, {}) if advantages else None, train=train
+                trajectory,
+                advantages.get(trajectory.id, {}) if advantages else None,
+                train=train,
+                include_superseded=config.train_superseded,
             )
             left_out += skipped
             trainable_steps += len(own)

@@ -59,7 +59,11 @@ class Sample:
 
 
 def trajectory_samples(
-    trajectory: Trajectory, advantages: Mapping[str, float] | None = None, *, train: Train = None
+    trajectory: Trajectory,
+    advantages: Mapping[str, float] | None = None,
+    *,
+    train: Train = None,
+    include_superseded: bool = False,
 ) -> tuple[list[Sample], Counter[str]]:
     """The steps of a trajectory that are trained, as samples.
 
@@ -67,11 +71,12 @@ def trajectory_samples(
         trajectory: a rollout.
         advantages: by step id; steps without one are left out. None: all are 1, to imitate them.
         train: the user's choice among its steps; None: every one that can be trained.
+        include_superseded: also train attempts that a later one replaced.
 
     Returns:
         Samples, and how many steps were left out, by reason.
     """
-    chosen = choose(trajectory, train)
+    chosen = choose(trajectory, train, include_superseded=include_superseded)
     left_out = Counter(chosen.left_out)
     samples: list[Sample] = []
     for step in chosen.steps:

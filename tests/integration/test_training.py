@@ -257,13 +257,14 @@ def test_superseded_unselected_and_untrainable_steps_are_counted_not_trained(pol
             step(f"{name}4", [5], [9], node="other"),
         )
 
-    report = Trainer(policy, TrainConfig()).train(
-        [group(member("a", 1), member("b", 0))], train=Nodes("work")
-    )
+    groups = [group(member("a", 1), member("b", 0))]
+    report = Trainer(policy, TrainConfig()).train(groups, train=Nodes("work"))
     assert report.metrics["entries"] == 2
     assert report.metrics["steps_left_out"] == 6
     assert set(report.left_out.values()) == {2}
     assert "answered from a cache" in report.left_out
+    with_superseded = Trainer(policy, TrainConfig(train_superseded=True)).train(groups, train=Nodes("work"))
+    assert with_superseded.metrics["entries"] == 4
 
 
 def test_groups_are_dealt_into_minibatches_of_one_optimizer_step_each(policy: PeftPolicy):
