@@ -22,6 +22,7 @@ from langchain_core.callbacks import (
     BaseCallbackManager,
     CallbackManagerForLLMRun,
 )
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_openai import ChatOpenAI
@@ -208,6 +209,18 @@ class ChatART(ChatOpenAI):
         else:
             version = leases.enter_context(self.endpoint.lease())
         return version, served_name(self.endpoint, version)
+
+    def _get_request_payload(
+        self, input_: LanguageModelInput, *, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """``ChatOpenAI``'s, with the messages where OpenAI's SDK sends them as they are.
+
+        Elsewhere it walks through them to rename keys, which takes longer than all that is recorded here; and
+        they are in their form for the wire already.
+        """
+        payload: dict[str, Any] = super()._get_request_payload(input_, stop=stop, **kwargs)
+        extra = {"messages": payload["messages"], **(payload.get("extra_body") or {})}
+        return {**payload, "messages": [], "extra_body": extra}
 
     # -- what ChatOpenAI leaves out of the answers of other servers --------------------------------
 

@@ -11,7 +11,14 @@ import pytest
 from fakes.vllm_server import FakeVLLM, Reply, ToolCall, completion_ids, prompt_ids
 from langchain_core.caches import InMemoryCache
 from langchain_core.globals import set_llm_cache
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.messages import (
+    AIMessage,
+    AIMessageChunk,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+)
 from langchain_core.runnables import ConfigurableField, Runnable
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel
@@ -222,6 +229,34 @@ def test_bound_settings_reach_the_wire_as_with_chat_open_ai(server: FakeVLLM):
     assert repr(ours) == before, "nothing shared was changed"
     assert "x-art-exchange" not in server.requests[-1].headers
     assert any(r.headers.get("x-mine") for r in server.requests)
+
+
+@every_way
+def test_messages_of_every_kind_reach_the_wire_as_with_chat_open_ai(
+    server: FakeVLLM, way: Callable[..., Any]
+):
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    call = {"name": "get_weather", "args": {"city": "Paris"}, "id": "c1"}
+    talk: Any = [
+        SystemMessage("be brief"),
+        HumanMessage([{"type": "text", "text": "see"}, picture], name="ann"),
+        AIMessage("", tool_calls=[call]),
+        ToolMessage("sunny", tool_call_id="c1"),
+        AIMessage("It is sunny."),
+        ChatMessage("and \u00e9?", role="user"),
+    ]
+    theirs = ChatOpenAI(
+        model="m@1",
+        base_url=server.base_url,
+        api_key="x",  # type: ignore[arg-type]
+        stream_usage=True,
+        http_async_client=openai.DefaultAsyncHttpxClient(),
+    )
+    way(chat_for(server), talk)
+    way(theirs, talk)
+    sent, expected = (body["messages"] for body in server.bodies[-2:])
+    assert len(sent) == 6
+    assert sent == expected
 
 
 @every_way
