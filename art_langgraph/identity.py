@@ -12,7 +12,7 @@ time of the first attempt tells those executions apart (checked with langgraph 1
 What a node's subgraphs do is under it, as in ``work:<uuid>|inner:<uuid>``. When the node is retried, they
 run under new namespaces, numbered on: ``work:<uuid>|1|inner:<uuid>``, just as a second call of the subgraph
 in one execution would be; and inside them LangGraph's runtime says nothing of the node above. So handlers
-tell the rollout of every run of a node (`is_node`, `Rollout.enter_node`). When the node is resumed instead,
+tell the rollout of every run of a node (`is_node`, `Branches.enter_node`). When the node is resumed instead,
 its subgraphs go on under their old namespaces from their own checkpoints: what they had done stays done.
 """
 
@@ -71,7 +71,7 @@ def identify(
     attempt = call_index = None
     if rollout is not None:
         attempt = attempt_of(namespace, rollout)
-        call_index = rollout.next_call_index(namespace, attempt)
+        call_index = rollout.branches.next_call_index(namespace, attempt)
     return StepIdentity(
         node=metadata.get("langgraph_node"),
         namespace=namespace,
@@ -81,7 +81,7 @@ def identify(
         run_id=str(run_id) if run_id else None,
         parent_run_id=str(parent_run_id) if parent_run_id else None,
         tags=tuple(tags or ()),
-        retries=rollout.retries(namespace) if rollout is not None else (),
+        retries=rollout.branches.retries(namespace) if rollout is not None else (),
     )
 
 
@@ -95,8 +95,8 @@ def attempt_of(namespace: str, rollout: Rollout) -> int:
     info = _execution() if namespace else None
     if info is None or info.checkpoint_ns != namespace:
         # A thread that lost its context, but was given the config: the latest attempt that is known.
-        return rollout.latest_attempt(namespace)
-    return rollout.attempt(namespace, info.node_first_attempt_time, info.node_attempt)
+        return rollout.branches.latest_attempt(namespace)
+    return rollout.branches.attempt(namespace, info.node_first_attempt_time, info.node_attempt)
 
 
 def _execution() -> ExecutionInfo | None:

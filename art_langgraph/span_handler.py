@@ -85,7 +85,9 @@ class SpanHandler(BaseCallbackHandler):
         if metadata and tags and is_node(tags):
             rollout = self.rollout_for(run_id, parent_run_id, tags, metadata)
             if rollout is not None:
-                rollout.enter_node(metadata.get("langgraph_checkpoint_ns", ""), run_id, parent_run_id)
+                rollout.branches.enter_node(
+                    metadata.get("langgraph_checkpoint_ns", ""), run_id, parent_run_id
+                )
         self._start("chain", serialized, inputs, run_id, parent_run_id, tags, metadata, kwargs)
 
     @observing

@@ -143,7 +143,7 @@ class Sessions:
             raise RefusalError(
                 409, f"rollout {rollout_id!r} may make {rollout.max_calls} calls, and this is number {calls}"
             )
-        identity = StepIdentity(call_index=rollout.next_call_index("", 1))
+        identity = StepIdentity(call_index=rollout.branches.next_call_index("", 1))
 
         async def record(completion: Completion) -> str:
             for step in completion.steps(rollout.id, identity):

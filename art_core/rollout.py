@@ -1,0 +1,339 @@
+"""A rollout while it runs, and those of this process that do.
+
+Invariant: a write that failed (a full disk) is repeated: the beginning before the next step, steps before the
+end. So a rollout ends with all that it recorded in the sink, or does not end.
+
+Steps go to the rollout's *sink* at once: the durable store, or nothing.
+"""
+
+import asyncio
+import hashlib
+import logging
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from art_core.branches import Branches
+from art_core.errors import UnknownTrajectoryError
+from art_core.ids import new_id
+from art_core.sinks import NullSink, Sink, failed, settled, wait_for
+from art_core.types import (
+    Failure,
+    RolloutStatus,
+    Scenario,
+    Span,
+    Step,
+    Trajectory,
+    check_reward,
+)
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Rollout:
+    """A rollout while it runs: collects steps, then becomes a `Trajectory`.
+
+    Thread-safe: parallel branches of one graph record into one rollout.
+
+    Args:
+        scenario: what is being tried.
+        sink: where it is kept.
+        group_id: the group that it belongs to, if any.
+        metadata: kept with the trajectory.
+        max_calls: the most policy calls it may make; None for no limit.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario | None = None,
+        *,
+        sink: Sink | None = None,
+        group_id: str | None = None,
+        rollout_id: str | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        self.id = rollout_id or new_id("t")
+        self.scenario = scenario or Scenario(id="default")
+        self.group_id = group_id
+        self.metadata: dict[str, Any] = dict(metadata or {})
+        self.metrics: dict[str, float] = {}
+        self.components: dict[str, float] = {}
+        self.step_rewards: dict[str, float] = {}
+        self.node_rewards: dict[str, float] = {}
+        self.max_calls = max_calls
+        self.branches = Branches()
+        self.started_at = time.time()
+        self._clock = time.perf_counter()
+        self._sink: Sink = sink or NullSink()
+        self._lock = threading.Lock()
+        self._steps: list[Step] = []
+        self._spans: list[Span] = []
+        self._faults: Counter[str] = Counter()
+        self._calls = 0
+        self._seeds = 0
+        self._ended: Trajectory | None = None
+        self._held = ExitStack()
+        self._holds: dict[str, Any] = {}
+        self._beginning = threading.Lock()
+        self._begun = self._sink.begin(self._snapshot())
+        self._writes: list[tuple[Step, Future[None]]] = []
+        _open[self.id] = self
+
+    # -- recording ---------------------------------------------------------------------------------
+
+    def record(self, step: Step) -> None:
+        """Keep a step; returns once the sink has it."""
+        wait_for(self.submit(step))
+
+    async def arecord(self, step: Step) -> None:
+        """Keep a step without blocking the event loop; returns once the sink has it."""
+        await settled(self.submit(step))
+
+    def submit(self, step: Step) -> Future[None]:
+        """Keep a step; the future is done once the sink has it."""
+        with self._lock:
+            late = self._ended is not None
+            if late:
+                # A background task outlived its graph. The step is real, so the sink keeps it.
+                self._faults["late_steps"] += 1
+                logger.warning("rollout %s had ended when step %s arrived", self.id, step.id)
+            self._steps.append(step)
+        if failed(self._begun):
+            self._begin_again()
+        write = self._sink.append(step)
+        if late:
+            self._say_if_lost(write, f"late step {step.id}")
+        else:
+            self._writes.append((step, write))
+        return write
+
+    def _begin_again(self) -> None:
+        with self._beginning:
+            if failed(self._begun):  # no other thread was quicker
+                self._begun = self._sink.begin(replace(self._snapshot(), steps=(), spans=()))
+
+    def _say_if_lost(self, write: Future[None], what: str) -> None:
+        def said(write: Future[None]) -> None:
+            if (error := write.exception()) is not None:
+                logger.error("%s of rollout %s was not kept: %s", what, self.id, error)
+
+        write.add_done_callback(said)
+
+    def add_span(self, span: Span) -> None:
+        """Keep what a tracer saw; it goes to the sink with the rollout's end, or alone if it is late."""
+        with self._lock:
+            self._spans.append(span)
+            late = self._ended is not None
+        if late:
+            self._trace(span)
+
+    def _trace(self, span: Span) -> None:
+        self._say_if_lost(self._sink.trace(self.id, span), f"late span {span.id}")
+
+    def next_seed(self) -> int | None:
+        """A sampling seed for the next call, of 31 bits; None when the rollout has no ``seed``.
+
+        A function of the rollout's seed and of how many were asked for before, so that a rollout whose
+        calls come in the same order samples the same again.
+        """
+        base = self.metadata.get("seed")
+        if base is None:
+            return None
+        with self._lock:
+            number = self._seeds
+            self._seeds += 1
+        digest = hashlib.sha256(f"{base}/{number}".encode()).digest()
+        return int.from_bytes(digest[:4]) >> 1
+
+    def count_call(self) -> int:
+        """Count a policy call that is about to be made; returns how many there are now."""
+        with self._lock:
+            self._calls += 1
+            return self._calls
+
+    def count_fault(self, kind: str) -> int:
+        """Count something that capture could not do; returns how many of this kind there are now."""
+        with self._lock:
+            self._faults[kind] += 1
+            return self._faults[kind]
+
+    def hold(self, key: str, acquire: Callable[[], AbstractContextManager[T]]) -> T:
+        """Enter a context once under this key, and leave it when the rollout ends; returns what it gave."""
+        with self._lock:
+            if key not in self._holds:
+                self._holds[key] = self._held.enter_context(acquire())
+            return self._holds[key]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """What has been recorded so far, in the order in which the calls started."""
+        with self._lock:
+            return tuple(sorted(self._steps, key=lambda s: s.started_at))
+
+    @property
+    def ended(self) -> bool:
+        """Whether `finish` or `fail` was called."""
+        return self._ended is not None
+
+    # -- ending ------------------------------------------------------------------------------------
+
+    def finish(self, reward: float | None = None) -> Trajectory:
+        """End it; the reward may also come later, by `Trajectory.with_reward`.
+
+        Raises:
+            RewardError: the reward is not a finite number (the rollout then goes on).
+            UnknownTrajectoryError: it has ended already.
+        """
+        if reward is not None:
+            reward = check_reward(reward, f"trajectory {self.id}")
+        return self._end(RolloutStatus.FINISHED, reward, None)
+
+    def fail(self, failure: Failure) -> Trajectory:
+        """End it without a reward; its steps are kept."""
+        return self._end(RolloutStatus.FAILED, None, failure)
+
+    async def afinish(self, reward: float | None = None, *, hurry: bool = True) -> Trajectory:
+        """`finish`, without blocking the event loop while the sink works.
+
+        Args:
+            reward: what it was worth, if that is known.
+            hurry: False lets the sink wait a moment for others to be kept together with it.
+        """
+        if reward is not None:
+            reward = check_reward(reward, f"trajectory {self.id}")
+        return await self._aend(RolloutStatus.FINISHED, reward, None, hurry)
+
+    async def afail(self, failure: Failure) -> Trajectory:
+        """`fail`, without blocking the event loop while the sink works."""
+        return await self._aend(RolloutStatus.FAILED, None, failure)
+
+    def snapshot(self) -> Trajectory:
+        """The trajectory as it is now."""
+        return self._ended or self._snapshot()
+
+    def _end(self, status: RolloutStatus, reward: float | None, failure: Failure | None) -> Trajectory:
+        ending = self._ending(status, reward, failure)
+        try:
+            while True:
+                write = next(ending)
+                with suppress(Exception):  # `_ending` looks at the outcome itself
+                    wait_for(write)
+        except StopIteration as over:
+            return over.value
+
+    async def _aend(
+        self, status: RolloutStatus, reward: float | None, failure: Failure | None, hurry: bool = True
+    ) -> Trajectory:
+        ending = self._ending(status, reward, failure)
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while True:
+                write = next(ending)
+                while not write.done():
+                    try:
+                        await settled(write, hurry)
+                    except asyncio.CancelledError as error:  # the end is on its way: see it through
+                        cancelled = error
+                    except Exception:  # `_ending` looks at the outcome itself
+                        break
+        except StopIteration as over:
+            if cancelled is not None:
+                raise cancelled from None
+            return over.value
+
+    def _ending(
+        self, status: RolloutStatus, reward: float | None, failure: Failure | None
+    ) -> Generator[Future[None], None, Trajectory]:
+        """Ends the rollout; yields each write that must be waited for, whatever its outcome."""
+        with self._lock:
+            if self._ended is not None:
+                raise UnknownTrajectoryError(
+                    f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
+                )
+        yield from self._repeat_writes()
+        ended = self._snapshot(status, reward, failure)
+        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
+        for write in (self._begun, end):
+            yield write
+            write.result()
+        for step, write in self._writes:
+            yield write
+            if failed(
+                write
+            ):  # it cannot be written at all: whatever ails the sink would have hit the end, too
+                logger.error("step %s of rollout %s was not kept: %s", step.id, self.id, write.exception())
+        self._settle(ended)
+        return ended
+
+    def _repeat_writes(self) -> Generator[Future[None]]:
+        if not failed(self._begun) and not any(failed(write) for _, write in self._writes):
+            return
+        if failed(self._begun):
+            self._begin_again()
+        for i, (step, write) in enumerate(self._writes):  # in place: another thread may be adding one
+            if failed(write):
+                self._writes[i] = step, self._sink.append(step)
+        for _, write in self._writes:
+            yield write
+        unkept = sum(failed(write) for _, write in self._writes)
+        with self._lock:
+            self._faults.pop("lost_steps", None)  # whoever counted them did not know of this attempt
+            if unkept:
+                self._faults["lost_steps"] = unkept
+
+    def _settle(self, ended: Trajectory) -> None:
+        with self._lock:
+            self._ended = ended
+            late = self._spans[len(ended.spans) :]  # came while the end was being written
+        for span in late:
+            self._trace(span)
+        _open.pop(self.id, None)
+        self._held.close()
+
+    def _snapshot(
+        self,
+        status: RolloutStatus = RolloutStatus.RUNNING,
+        reward: float | None = None,
+        failure: Failure | None = None,
+    ) -> Trajectory:
+        with self._lock:
+            return Trajectory(
+                id=self.id,
+                scenario=self.scenario,
+                steps=tuple(sorted(self._steps, key=lambda s: s.started_at)),
+                group_id=self.group_id,
+                status=status,
+                reward=reward,
+                components=dict(self.components),
+                step_rewards=dict(self.step_rewards),
+                node_rewards=dict(self.node_rewards),
+                metrics=dict(self.metrics),
+                metadata=dict(self.metadata),
+                faults=dict(self._faults),
+                failure=failure,
+                started_at=self.started_at,
+                duration=None if status is RolloutStatus.RUNNING else time.perf_counter() - self._clock,
+                spans=tuple(sorted(self._spans, key=lambda s: s.started_at)),
+            )
+
+
+_open: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
+
+
+def open_rollouts() -> tuple[Rollout, ...]:
+    """The rollouts of this process that have not ended."""
+    return tuple(_open.values())
+
+
+def open_rollout(rollout_id: str) -> Rollout | None:
+    """The rollout of this process with this id, if it has not ended."""
+    return _open.get(rollout_id)
