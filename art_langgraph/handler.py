@@ -135,6 +135,8 @@ class TrajectoryCallbackHandler(SpanHandler):
             if not records_itself:  # a ChatART counts its own
                 keep(None, model_of(params), _nothing)
             return
+        if records_itself and not self.keeps_spans:
+            return
         asked = request()
         name = kwargs.get("name") or (serialized or {}).get("name") or model_of(params)
         self.start_span("llm", str(name), rollout, asked, run_id, parent_run_id, tags, metadata)
@@ -166,7 +168,8 @@ class TrajectoryCallbackHandler(SpanHandler):
     @observing
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """An answer is there."""
-        self.tracker.end(run_id, said(response))
+        if self.keeps_spans:
+            self.tracker.end(run_id, said(response))
         call = self._ended(run_id)
         if call is None:
             return

@@ -64,7 +64,8 @@ class SpanHandler(BaseCallbackHandler):
     def __init__(self, rollout: Rollout | None, *, spans: bool) -> None:
         super().__init__()
         self._rollout = rollout
-        self._keep_spans = spans
+        self.keeps_spans = spans
+        """Whether runs become spans."""
         self.tracker = SpanTracker()
         """The spans that are open."""
         self._warned: set[str] = set()
@@ -163,7 +164,7 @@ class SpanHandler(BaseCallbackHandler):
         metadata: dict[str, Any] | None,
         kwargs: Mapping[str, Any],
     ) -> None:
-        if self._keep_spans and (rollout := self.rollout_for(run_id, parent_run_id, tags, metadata)):
+        if self.keeps_spans and (rollout := self.rollout_for(run_id, parent_run_id, tags, metadata)):
             name = kwargs.get("name") or (serialized or {}).get("name") or kind
             self.start_span(kind, str(name), rollout, inputs, run_id, parent_run_id, tags, metadata)
 
@@ -179,7 +180,7 @@ class SpanHandler(BaseCallbackHandler):
         metadata: dict[str, Any] | None,
     ) -> None:
         """Open a span, if spans are kept."""
-        if self._keep_spans:
+        if self.keeps_spans:
             self.tracker.start(
                 kind, name, rollout, inputs,
                 run_id=run_id, parent_run_id=parent_run_id, tags=tags, metadata=metadata,

@@ -97,7 +97,8 @@ class SpanTracker:
 
     def end(self, run_id: UUID, outputs: Any) -> None:
         """A run has returned."""
-        self._close(run_id, "ok", jsonable(outputs), None)
+        seen = run_id in self._open  # else nobody is to see a copy, which is long to make
+        self._close(run_id, "ok", jsonable(outputs) if seen else None, None)
 
     def fail(self, run_id: UUID, error: BaseException) -> None:
         """A run has raised; waiting for a person is no error, and neither is handing on to a parent graph."""
