@@ -12,7 +12,8 @@ the client), which runs in a process of its own. Ways in take turns within one r
     gateway    ChatOpenAI through the gateway (in a process of its own too), the handler joins the tokens
 
 Then 2,000 rollouts at once, in one process and in two; every step of theirs is read back and checked.
-Figures are medians over repetitions. They go to ``benchmarks/results/capture.json``.
+Times are medians over repetitions, ratios are medians of each repetition's ratio. They go to
+``benchmarks/results/capture.json``.
 """
 
 import argparse
@@ -87,17 +88,21 @@ def serve_gateway(upstream: str) -> None:
 def ratios(
     seconds: dict[int, dict[str, list[float]]], bytes_: dict[str, list[float]], crowds: list[Crowd]
 ) -> dict[str, float]:
-    median = {c: {way: statistics.median(s) for way, s in by.items()} for c, by in seconds.items()}
     one, two = crowds
     return {
-        "chatart_vs_stock_time_c1": median[1]["chatart"] / median[1]["stock"],
-        "chatart_vs_stock_calls_c32": median[32]["stock"] / median[32]["chatart"],
+        "chatart_vs_stock_time_c1": turn_by_turn(seconds[1], "chatart", "stock"),
+        "chatart_vs_stock_calls_c32": turn_by_turn(seconds[32], "stock", "chatart"),
         "gateway_first_byte_ms": 1e3 * (_median(bytes_, "gateway") - _median(bytes_, "direct")),
         "workers2_vs_1": one.seconds / two.seconds,
         "lost_steps_2000": one.lost + two.lost,
         "misattributed_steps_2000": one.misattributed + two.misattributed,
         "memory_growth_gib_2000": (one.growth or 0) / 2**30,
     }
+
+
+def turn_by_turn(seconds: dict[str, list[float]], way: str, other: str) -> float:
+    """The median over repetitions of one way's time to another's: what slows a while slows both."""
+    return statistics.median(a / b for a, b in zip(seconds[way], seconds[other], strict=True))
 
 
 BARS = {

@@ -4,12 +4,13 @@ import os
 import resource
 import sys
 import time
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from art_core.store import Store
-from art_langgraph import agather
+from art_langgraph import Workers, agather
 from benchmarks import capture_agent
 from benchmarks.capture_ways import scenarios
 
@@ -19,7 +20,8 @@ class Crowd:
     """What became of many rollouts at once.
 
     Attributes:
-        seconds: from the first rollout's start to the last one's end, workers' start included.
+        seconds: from the first rollout's start to the last one's end. Processes have started and imported
+            what they need before, as they have between the steps of a training run.
         growth: bytes by which this process grew at its largest; None where workers did the work.
         lost: steps that the store should hold and does not.
         misattributed: steps that the store holds under another rollout than made them, or twice.
@@ -39,16 +41,19 @@ async def crowd(server: str, rollouts: int, workers: int, directory: Path) -> Cr
     os.environ[capture_agent.SERVER_VARIABLE] = server
     with Store.open(f"crowd-{workers}", directory) as store:
         options: dict[str, Any] = {"group_size": 1, "concurrency": rollouts, "progress": False}
-        path = "benchmarks.capture_agent:policy_graph"
-        graph = path if workers > 1 else capture_agent.policy_graph()
-        if workers > 1:
-            options["workers"] = workers
-        else:
-            await agather(graph, scenarios(range(20), 1), sink=store.sink(), **options)
-        before = peak_memory()
-        started = time.perf_counter()
-        await agather(graph, scenarios(range(rollouts), capture_agent.CALLS), sink=store.sink(), **options)
-        seconds = time.perf_counter() - started
+        graph: Any = capture_agent.policy_graph()
+        async with AsyncExitStack() as stack:
+            if workers > 1:
+                graph = "benchmarks.capture_agent:policy_graph"
+                options["workers"] = await stack.enter_async_context(Workers(workers))
+            await agather(
+                graph, scenarios(range(20), 1), sink=store.sink(), **options
+            )  # imports, connections
+            before = peak_memory()
+            started = time.perf_counter()
+            calls = capture_agent.CALLS
+            await agather(graph, scenarios(range(rollouts), calls), sink=store.sink(), **options)
+            seconds = time.perf_counter() - started
         growth = None if workers > 1 else peak_memory() - before
         steps, lost, misattributed = check(store, rollouts)
     return Crowd(rollouts, workers, seconds, growth, steps, lost, misattributed)

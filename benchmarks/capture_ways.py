@@ -32,7 +32,7 @@ class Sizes:
         crowd: rollouts at once in the last part.
     """
 
-    repetitions: dict[int, int] = field(default_factory=lambda: {1: 7, 32: 5, 500: 1})
+    repetitions: dict[int, int] = field(default_factory=lambda: {1: 25, 32: 9, 500: 1})
     rollouts: dict[int, int] = field(default_factory=lambda: {1: 20, 32: 64, 500: 500})
     calls: dict[int, int] = field(default_factory=lambda: {1: 5, 32: 5, 500: 2})
     first_bytes: int = 300
@@ -124,7 +124,7 @@ async def compare(ways: dict[str, Run], concurrency: int, sizes: Sizes) -> dict[
     rollouts, calls = sizes.rollouts[concurrency], sizes.calls[concurrency]
     seconds: dict[str, list[float]] = {way: [] for way in ways}
     for run in ways.values():
-        await run(range(min(rollouts, 5)), 1, concurrency)  # connections, imports, caches
+        await run(range(rollouts), calls, concurrency)  # connections, imports, caches
     for repetition in range(sizes.repetitions[concurrency]):
         turn = repetition % len(ways)
         for way in (*list(ways)[turn:], *list(ways)[:turn]):

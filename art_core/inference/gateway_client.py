@@ -51,7 +51,7 @@ class GatewayClient:
 
     def _read(self, key: str) -> Completion:
         try:
-            answer = self._http.get(f"{self.url}/captures/{key}")
+            answer = self._get(f"{self.url}/captures/{key}")
         except httpx.HTTPError as down:
             raise CaptureError(
                 f"the gateway at {self.url} did not answer ({type(down).__name__}: {down}); "
@@ -64,3 +64,10 @@ class GatewayClient:
                 f"the gateway at {self.url} answered {answer.status_code}: {answer.text[:300]}"
             )
         return Completion.from_json(answer.content)
+
+    def _get(self, url: str) -> httpx.Response:
+        try:
+            return self._http.get(url)
+        except (httpx.RemoteProtocolError, httpx.ReadError):
+            # The gateway closed an idle connection in the moment in which it was used again.
+            return self._http.get(url)
