@@ -27,7 +27,11 @@ def demo(model: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "COLUMNS": "100"},
+        env={
+            **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")},
+            "COLUMNS": "100",
+            "HF_HUB_OFFLINE": "1",
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = out.glob("player-*/result.json")
@@ -40,6 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_demo_tells_its_whole_story_and_keeps_its_record(model: Path, tmp_path: Path) -> None:
+    """C71: no API key, no GPU, no model hub."""
     result, printed = demo(model, tmp_path)
     assert [e["name"] for e in result["evaluations"]] == ["as it comes", "warm start", "trained"]
     assert [s["step"] for s in result["steps"]] == [1, 2]
