@@ -276,7 +276,7 @@ class TrainableModel:
 
         Args:
             conversations: message lists in OpenAI's form, `Conversation`s, or trajectories.
-            options: ``batch_size``, ``steps``, ``learning_rate``; see `Trainer.sft`.
+            options: ``batch_size``, ``steps``, ``learning_rate``, ``progress``; see `Trainer.sft`.
         """
         return await self._registered.asft(conversations, **options)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 
@@ -161,12 +162,14 @@ class Demo:
             await self.model.aregister(LocalBackend(engine=engine, root=options.out))
         async with self.model:
             await self.evaluate("as it comes")
-            with console.status("warm start: supervised steps on a random player's games"):
+            with Progress(console=console, transient=True) as bar:
+                task = bar.add_task("warm start on a random player's moves", total=options.warm_steps)
                 await self.model.asft(
                     random_player_conversations(options.seed, 64 * options.warm_steps),
                     batch_size=64,
                     steps=options.warm_steps,
                     learning_rate=options.warm_learning_rate,
+                    progress=lambda done, total: bar.update(task, completed=done),
                 )
             before = await self.evaluate("warm start")
             with Live(steps_table([], options.steps), console=console, refresh_per_second=4) as live:
