@@ -3,7 +3,6 @@
 from art_core.backends.local import LocalBackend
 from art_core.config import (
     EngineConfig,
-    ExperimentConfig,
     LoRAConfig,
     TrainableModelConfig,
     TrainConfig,
@@ -15,7 +14,6 @@ from art_core.types import PolicyVersion, Scenario, Step, Trajectory, Trajectory
 __all__ = [
     "ArtError",
     "EngineConfig",
-    "ExperimentConfig",
     "LoRAConfig",
     "LocalBackend",
     "PolicyVersion",

@@ -6,7 +6,6 @@ Invariant: an unknown or out-of-range setting is refused with its name, before a
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from art_core.errors import ConfigError
@@ -177,26 +176,3 @@ class TrainableModelConfig(Settings):
     def train_config(self) -> TrainConfig:
         """Training's settings, whichever way they were given."""
         return self.train or TrainConfig(learning_rate=self.learning_rate)
-
-
-class ExperimentConfig(Settings):
-    """One experiment as a YAML file: model, engine."""
-
-    model: TrainableModelConfig
-    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
-
-    @classmethod
-    def load(cls, path: Path | str) -> "ExperimentConfig":
-        """Read a YAML file.
-
-        Raises:
-            ConfigError: the file is missing, is not YAML, or holds a setting that is unknown or wrong.
-        """
-        path = Path(path)
-        try:
-            data = yaml.safe_load(path.read_text())
-        except (OSError, yaml.YAMLError) as broken:
-            raise ConfigError(f"cannot read {path}: {broken}") from broken
-        if not isinstance(data, dict):
-            raise ConfigError(f"{path}: expected a mapping with 'model' and 'engine'")
-        return cls(**data)

@@ -59,7 +59,3 @@ class ChatTemplateError(ArtError, ValueError):
 
 class CheckpointError(ArtError, RuntimeError):
     """A checkpoint is missing, incomplete, damaged, or belongs to another model."""
-
-
-class TrainingStoppedError(ArtError, RuntimeError):
-    """A guardrail ended the run; the message says which, and at what value."""

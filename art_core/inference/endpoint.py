@@ -53,7 +53,6 @@ class VersionLeases:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free = threading.Condition(self._lock)
         self._held: Counter[PolicyVersion] = Counter()
 
     @contextmanager
@@ -68,17 +67,11 @@ class VersionLeases:
                 self._held[version] -= 1
                 if not self._held[version]:
                     del self._held[version]
-                    self._free.notify_all()
 
     def held(self, version: PolicyVersion) -> int:
         """How many hold it now."""
         with self._lock:
             return self._held[version]
-
-    def wait_free(self, version: PolicyVersion, timeout: float | None = None) -> bool:
-        """Block until nobody holds it; False when ``timeout`` seconds passed first."""
-        with self._free:
-            return self._free.wait_for(lambda: not self._held[version], timeout)
 
 
 class StaticEndpoint:
