@@ -31,15 +31,28 @@ class EntryLogprobs:
 
     Attributes:
         logprob: log-probability of each entry's token, with gradient unless that is off  [entries].
-        entropy: of the distribution that it was drawn from, in nats, without gradient  [entries].
+        entropy: of the distribution that it was drawn from, in nats; with gradient only when that
+            was asked for  [entries].
     """
 
     logprob: Tensor
     entropy: Tensor
 
 
-def entry_logprobs(policy: Policy, tree: TokenTree, *, chunk: int = CHUNK) -> EntryLogprobs:
-    """Run the policy, with the adapter that is active, over a tree."""
+def entry_logprobs(
+    policy: Policy, tree: TokenTree, *, entropy_gradient: bool = False, chunk: int = CHUNK
+) -> EntryLogprobs:
+    """Run the policy, with the adapter that is active, over a tree.
+
+    Args:
+        policy: what runs.
+        tree: whose entries are read.
+        entropy_gradient: give the entropies a gradient, as an entropy bonus needs.
+        chunk: hidden states whose logits exist at the same time.
+
+    Raises:
+        ConfigError: a path is longer than the model can attend over.
+    """
     device = policy.device
     hidden = tree_hidden_states(policy, tree)
     places = np.cumsum(tree.inner) - 1
@@ -53,6 +66,7 @@ def entry_logprobs(policy: Policy, tree: TokenTree, *, chunk: int = CHUNK) -> En
         rows,
         torch.from_numpy(target_row[order]).to(device),
         torch.from_numpy(tree.token_ids[targets][order]).to(device),
+        entropy_gradient=entropy_gradient,
         chunk=chunk,
     )
     back = np.empty_like(order)
@@ -89,7 +103,13 @@ def tree_hidden_states(policy: Policy, tree: TokenTree) -> Tensor:
 
 
 def target_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, rows: Tensor, tokens: Tensor, *, chunk: int = CHUNK
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    *,
+    entropy_gradient: bool = False,
+    chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of chosen tokens at chosen hidden states.
 
@@ -100,13 +120,14 @@ def target_logprobs(
         hidden: [rows, width].
         rows: which row each target is read at, ascending  [targets].
         tokens: [targets].
+        entropy_gradient: give the entropies a gradient, too.
         chunk: rows whose logits exist at the same time.
 
     Returns:
-        Log-probabilities [targets], with gradient; entropies [rows], without.
+        Log-probabilities [targets], with gradient; entropies [rows], without unless asked for.
     """
     if len(hidden) <= chunk:  # one chunk: its logits are kept, which saves computing them again
-        return _chunk_logprobs(head, hidden, rows, tokens)
+        return _chunk_logprobs(head, hidden, rows, tokens, entropy_gradient)
     logprobs: list[Tensor] = []
     entropies: list[Tensor] = []
     edges = torch.arange(0, len(hidden) + chunk, chunk, device=rows.device)
@@ -114,7 +135,13 @@ def target_logprobs(
     for i, (start, end) in enumerate(pairwise(bounds)):
         part = hidden[i * chunk : (i + 1) * chunk]
         logprob, entropy = checkpoint(
-            _chunk_logprobs, head, part, rows[start:end] - i * chunk, tokens[start:end], use_reentrant=False
+            _chunk_logprobs,
+            head,
+            part,
+            rows[start:end] - i * chunk,
+            tokens[start:end],
+            entropy_gradient,
+            use_reentrant=False,
         )
         logprobs.append(logprob)
         entropies.append(entropy)
@@ -122,10 +149,27 @@ def target_logprobs(
 
 
 def _chunk_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, rows: Tensor, tokens: Tensor
+    head: Callable[[Tensor], Tensor], hidden: Tensor, rows: Tensor, tokens: Tensor, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden).float()
     total = torch.logsumexp(logits, dim=-1)
-    with torch.no_grad():
-        entropy = torch.special.entr((logits - total[:, None]).exp()).sum(-1)
+    if entropy_gradient:
+        entropy = _entropy(logits, total)
+    else:
+        with torch.no_grad():
+            entropy = torch.special.entr((logits - total[:, None]).exp()).sum(-1)
     return logits[rows, tokens] - total[rows], entropy
+
+
+def _entropy(logits: Tensor, total: Tensor) -> Tensor:
+    """Entropy of softmax(logits) in nats, with a gradient that is finite everywhere.
+
+    A token that a mask made impossible has logit -inf: it adds nothing, and 0 * inf must not appear in
+    the gradient either.
+
+    Args:
+        logits: [rows, vocabulary].
+        total: their logsumexp  [rows].
+    """
+    logprob = logits - total[:, None]
+    return -(logprob.exp() * torch.where(torch.isfinite(logits), logprob, 0.0)).sum(-1)

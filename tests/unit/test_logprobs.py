@@ -65,3 +65,31 @@ def test_impossible_tokens_leave_the_entropy_finite():
     logprob, entropy = target_logprobs(head, torch.zeros(1, 4), torch.tensor([0]), torch.tensor([1]))
     assert entropy.item() == torch.log(torch.tensor(2.0)).item()
     assert logprob.item() == -entropy.item()
+
+
+def test_entropy_has_the_plain_formulas_gradient_when_it_is_asked_for():
+    head, hidden, at, tokens = case(23, 40)
+    plain = hidden.clone().requires_grad_()
+    expected = torch.log_softmax(head(plain), dim=-1)
+    (-(expected.exp() * expected).sum(-1) * torch.arange(23)).sum().backward()
+    for chunk in (4, 100):
+        given = hidden.clone().requires_grad_()
+        _, entropy = target_logprobs(head, given, at, tokens, entropy_gradient=True, chunk=chunk)
+        (entropy * torch.arange(23)).sum().backward()
+        torch.testing.assert_close(given.grad, plain.grad, atol=1e-4, rtol=1e-3)
+
+
+def test_impossible_tokens_leave_the_gradient_of_the_entropy_finite():
+    shift = torch.zeros((), requires_grad=True)
+
+    def head(hidden: torch.Tensor) -> torch.Tensor:
+        move = torch.stack([shift, shift * 0, shift])
+        return torch.tensor([[0.0, 1.0, float("-inf")]]).expand(len(hidden), 3) + move
+
+    _, entropy = target_logprobs(
+        head, torch.zeros(1, 4), torch.tensor([0]), torch.tensor([1]), entropy_gradient=True
+    )
+    entropy.sum().backward()
+    p = torch.sigmoid(torch.tensor(1.0))
+    torch.testing.assert_close(entropy[0], torch.distributions.Bernoulli(p).entropy())
+    assert torch.isfinite(shift.grad)
