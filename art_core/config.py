@@ -128,7 +128,31 @@ class EngineConfig(Settings):
     max_loras: int = Field(
         default=4, ge=1, description="vLLM: versions answering at one moment; at least staleness + 2"
     )
+    max_cpu_loras: int | None = Field(
+        default=None, ge=1, description="vLLM: most versions served side by side; None: 4 * max_loras"
+    )
+    max_lora_rank: int | None = Field(
+        default=None, ge=1, description="vLLM: room for adapters up to this rank; None: LoRAConfig.rank"
+    )
+    tensor_parallel_size: int = Field(
+        default=1, ge=1, description="vLLM: GPUs that share each layer, for a model too large for one"
+    )
+    data_parallel_size: int = Field(
+        default=1, ge=1, description="vLLM: copies of the model that share the requests of one server"
+    )
+    chat_template: Path | None = Field(
+        default=None, description="vLLM: a file to render messages with; None: the model's own template"
+    )
     start_timeout: float = Field(default=600.0, gt=0, description="seconds until a server must answer")
+    hang_timeout: float = Field(
+        default=30.0, gt=0, description="vLLM: seconds without an answer after which it counts as dead"
+    )
+    max_restarts: int = Field(
+        default=5, ge=0, description="vLLM: how often it is restarted when it dies, in restart_window"
+    )
+    restart_window: float = Field(
+        default=3600.0, gt=0, description="vLLM: seconds after which a restart is forgotten"
+    )
     python: Path | None = Field(default=None, description="vLLM: interpreter of another environment")
     extra_args: tuple[str, ...] = Field(
         default=(), description="vLLM: further command-line arguments, as they are"

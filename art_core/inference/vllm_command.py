@@ -93,6 +93,36 @@ def lora_slot_rank(rank: int) -> int:
     raise ConfigError(f"LoRAConfig.rank={rank}: vLLM takes adapters up to rank {LORA_RANKS[-1]}")
 
 
+def adapter_rank(config: EngineConfig, lora: LoRAConfig) -> int:
+    """The largest rank of adapters that the server is to take.
+
+    Raises:
+        ConfigError: the adapter that is trained would not fit.
+    """
+    rank = config.max_lora_rank or lora.rank
+    if rank < lora.rank:
+        raise ConfigError(
+            f"EngineConfig.max_lora_rank={rank}: the adapter in training has rank {lora.rank} "
+            "(LoRAConfig.rank); leave max_lora_rank out, or raise it"
+        )
+    return rank
+
+
+def adapters_kept(config: EngineConfig) -> int:
+    """How many adapters the server keeps loaded, so that a version that is served is never evicted.
+
+    Raises:
+        ConfigError: fewer than may answer at one moment.
+    """
+    kept = config.max_cpu_loras or 4 * config.max_loras
+    if kept < config.max_loras:
+        raise ConfigError(
+            f"EngineConfig.max_cpu_loras={kept}: at least max_loras={config.max_loras}, the versions that "
+            "may answer at one moment"
+        )
+    return kept
+
+
 def server_arguments(
     installed: InstalledVLLM,
     *,
@@ -118,8 +148,8 @@ def server_arguments(
         *("--dtype", dtype),
         *("--max-model-len", str(config.max_model_len)),
         *("--max-num-seqs", str(config.max_batch)),
-        *("--enable-lora", "--max-lora-rank", str(lora_slot_rank(lora.rank))),
-        *("--max-loras", str(config.max_loras)),
+        *("--enable-lora", "--max-lora-rank", str(lora_slot_rank(adapter_rank(config, lora)))),
+        *("--max-loras", str(config.max_loras), "--max-cpu-loras", str(adapters_kept(config))),
         # Sampling defaults are OpenAI's, not the model's: temperature 1, top_p 1, no top_k.
         *("--generation-config", "vllm"),
         # Without a parser a request with tools is refused; requests without tools are not touched by it.
@@ -130,6 +160,14 @@ def server_arguments(
         arguments.append("--enforce-eager")
     if not installed.cpu:
         arguments += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    for flag, size in (
+        ("--tensor-parallel-size", config.tensor_parallel_size),
+        ("--data-parallel-size", config.data_parallel_size),
+    ):
+        if size > 1:
+            arguments += [flag, str(size)]
+    if config.chat_template is not None:
+        arguments += ["--chat-template", str(config.chat_template.resolve())]
     return arguments + list(config.extra_args)
 
 

@@ -54,6 +54,26 @@ def test_settings_reach_the_command_line():
     assert value(command, "--max-lora-rank") == "16"
 
 
+def test_parallelism_and_a_template_reach_the_command_line_when_asked_for(tmp_path: Path):
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ messages }}")
+    command = arguments(CUDA, tensor_parallel_size=2, data_parallel_size=4, chat_template=template)
+    assert value(command, "--tensor-parallel-size") == "2"
+    assert value(command, "--data-parallel-size") == "4"
+    assert value(command, "--chat-template") == str(template)
+    assert not {"--tensor-parallel-size", "--data-parallel-size", "--chat-template"} & set(arguments(CUDA))
+
+
+def test_room_for_adapters_covers_the_trained_rank_and_every_served_version():
+    assert value(arguments(max_lora_rank=40), "--max-lora-rank") == "64"
+    assert value(arguments(max_loras=3), "--max-cpu-loras") == "12"
+    assert value(arguments(max_loras=3, max_cpu_loras=5), "--max-cpu-loras") == "5"
+    with pytest.raises(ConfigError, match=r"max_lora_rank=8.*rank 12"):
+        arguments(max_lora_rank=8)
+    with pytest.raises(ConfigError, match=r"max_cpu_loras=2.*max_loras=4"):
+        arguments(max_cpu_loras=2)
+
+
 def test_the_models_own_sampling_defaults_are_off():
     assert value(arguments(), "--generation-config") == "vllm"
 
