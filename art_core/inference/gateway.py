@@ -16,11 +16,13 @@ from typing import Self
 
 import uvicorn
 
-from art_core.errors import EngineError
+from art_core.errors import ConfigError, EngineError
 from art_core.inference.endpoint import PolicyEndpoint
 from art_core.inference.gateway_app import GatewayApp
 from art_core.inference.gateway_log import CompletionLog
+from art_core.inference.gateway_metrics import GatewayMetrics
 from art_core.inference.gateway_proxy import Proxy
+from art_core.inference.gateway_routing import Replica, Router
 from art_core.inference.gateway_sessions import Sessions
 from art_core.inference.gateway_upstream import Upstream
 from art_core.recording import Rollout, Sink
@@ -33,18 +35,21 @@ class Gateway:
     """The proxy, started and stopped; also a context manager.
 
     Args:
-        upstream: a policy's endpoint, or the base URLs of one or more servers of the same policy.
+        upstream: a policy's endpoint, or the base URLs of one or more servers of the same policy; None, with
+            ``router``, passes names of models on as they are.
         host: address to listen on; loopback unless ``api_key`` is set and you know why not.
         port: port to listen on; 0 for any free one.
         max_connections: the most calls upstream at a time; further ones wait their turn.
         completions: where completions are kept until they are asked for.
         sink: where rollouts that are created over HTTP are kept; None: the endpoint's sink, or nowhere.
         api_key: demanded of every client as the bearer token; None demands none.
+        router: the servers, where they are somebody else's to watch over; None: those of ``upstream``.
+        patience: seconds that a call waits for a replica to come up, when somebody watches over them.
     """
 
     def __init__(
         self,
-        upstream: PolicyEndpoint | str | Sequence[str],
+        upstream: PolicyEndpoint | str | Sequence[str] | None,
         *,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -52,11 +57,14 @@ class Gateway:
         completions: CompletionLog | None = None,
         sink: Sink | None = None,
         api_key: str | None = None,
+        router: Router | None = None,
+        patience: float = 0.0,
     ) -> None:
         if isinstance(upstream, str):
             upstream = [upstream]
         self._endpoint = None if isinstance(upstream, Sequence) else upstream
-        self._servers = list(upstream) if isinstance(upstream, Sequence) else [upstream.base_url]
+        self._router = router or _router_over(upstream)
+        self._patience = patience
         self._host = host
         self._port = port
         self._max_connections = max_connections
@@ -79,8 +87,11 @@ class Gateway:
         if self._thread is not None:
             return self
         listening = self._listen()
-        upstream = Upstream(self._servers, self._endpoint, max_connections=self._max_connections)
-        app = GatewayApp(Proxy(upstream, self.completions), self._sessions, api_key=self._api_key)
+        upstream = Upstream(
+            self._router, self._endpoint, max_connections=self._max_connections, patience=self._patience
+        )
+        proxy = Proxy(upstream, self.completions, GatewayMetrics(upstream, self.completions))
+        app = GatewayApp(proxy, self._sessions, api_key=self._api_key)
         config = uvicorn.Config(
             app,
             lifespan="off",
@@ -163,3 +174,10 @@ class Gateway:
         """
         self._sessions.register(rollout)
         return f"{self.url}/rollouts/{rollout.id}/v1"
+
+
+def _router_over(upstream: PolicyEndpoint | Sequence[str] | None) -> Router:
+    if upstream is None or (isinstance(upstream, Sequence) and not upstream):
+        raise ConfigError("Gateway: upstream names no server; give a policy, or base URLs that end in /v1")
+    urls = list(upstream) if isinstance(upstream, Sequence) else [upstream.base_url]
+    return Router([Replica(str(number), url.rstrip("/")) for number, url in enumerate(urls)])

@@ -5,7 +5,9 @@ Invariant: every answer that is not a server's own is JSON, errors in OpenAI's f
 ========================================== ==============================================================
 ``POST /v1/chat/completions, /v1/completions`` passed on; the completion is kept under its key
 ``POST /rollouts/<id>/v1/...``             the same, recorded as steps of the rollout
-``GET /v1/models``, ``GET /health``        passed on
+``GET /v1/models``                         passed on
+``GET /health``                            how each replica is: 200 while one answers, else 503
+``GET /metrics``                           counts, for Prometheus
 ``POST /rollouts``                         start a rollout: ``{"scenario": {"id", "inputs"}, "group"}``
 ``POST /rollouts/<id>/end``                end it: ``{"reward": 1.0}`` or ``{"failure": {"message"}}``
 ``GET /rollouts/<id>``                     the trajectory
@@ -13,11 +15,13 @@ Invariant: every answer that is not a server's own is JSON, errors in OpenAI's f
 ========================================== ==============================================================
 """
 
+import asyncio
 import hmac
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -29,6 +33,7 @@ from starlette.types import Receive, Scope, Send
 from art_core.errors import CaptureError, RewardError
 from art_core.inference.gateway_log import RecordedElsewhereError
 from art_core.inference.gateway_proxy import Proxy, send_refusal
+from art_core.inference.gateway_routing import ReplicaState
 from art_core.inference.gateway_sessions import EndRollout, NewRollout, Sessions, trajectory_json
 from art_core.inference.gateway_upstream import RefusalError, forwarded
 
@@ -63,19 +68,23 @@ class GatewayApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and self._api_key is not None:
-            given = Headers(scope=scope).get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode()):
-                refusal = RefusalError(401, "this gateway wants its api_key as the bearer token")
-                await send_refusal(send, refusal)
-                return
+        if scope["type"] == "http" and scope["path"] != "/health" and not self._known(Headers(scope=scope)):
+            await send_refusal(send, RefusalError(401, "this gateway wants its api_key as the bearer token"))
+            return
         await self._app(scope, receive, send)
+
+    def _known(self, headers: Headers) -> bool:
+        if self._api_key is None:
+            return True
+        given = headers.get("authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {self._api_key}".encode())
 
     def _routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
             Route("/v1/models", self._models, methods=["GET"]),
             Route(f"{PREFIX}/v1/models", self._models, methods=["GET"]),
             Route("/health", self._health, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
             Route("/rollouts", self._start, methods=["POST"]),
             Route(f"{PREFIX}/end", self._end, methods=["POST"]),
             Route(PREFIX, self._show, methods=["GET"]),
@@ -90,14 +99,23 @@ class GatewayApp:
         return routes
 
     async def _models(self, request: Request) -> Response:
-        return await self._passed_on("/v1/models", request)
+        answer = await self._proxy.upstream.get("/v1/models", request.headers)
+        return Response(answer.content, answer.status_code, forwarded(answer.headers))
 
     async def _health(self, request: Request) -> Response:
-        return await self._passed_on("/health", request)
+        upstream = self._proxy.upstream
+        replicas = await upstream.health()
+        up = sum(replica["state"] == ReplicaState.UP for replica in replicas)
+        says: dict[str, Any] = {"status": "ok" if up == len(replicas) else "degraded" if up else "down"}
+        if self._known(request.headers):  # load balancers that know no key get the verdict alone
+            endpoint = upstream.endpoint
+            says["current_version"] = None if endpoint is None else endpoint.current_version().name
+            says |= {"queued": upstream.queued, "replicas": replicas}
+        return _json(says, 200 if up else 503)
 
-    async def _passed_on(self, path: str, request: Request) -> Response:
-        answer = await self._proxy.upstream.get(path, request.headers)
-        return Response(answer.content, answer.status_code, forwarded(answer.headers))
+    async def _metrics(self, _: Request) -> Response:
+        exposition = await asyncio.to_thread(self._proxy.metrics.exposition)
+        return Response(exposition, headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _start(self, request: Request) -> Response:
         rollout = self._sessions.create(await _read(request, NewRollout))
@@ -139,7 +157,7 @@ class _Completions:
             raise RefusalError(405, f"{scope['path']} takes POST, not {scope['method']}")
         rollout_id = scope["path_params"].get("rollout_id")
         keep = None if rollout_id is None else self._sessions.admit(rollout_id)
-        await self._proxy.serve(self._path, scope, receive, send, keep)
+        await self._proxy.serve(self._path, scope, receive, send, keep, rollout_id)
 
 
 def _refuse(message: str) -> Callable[[Request], Awaitable[Response]]:
@@ -158,7 +176,8 @@ async def _no_route(request: Request, _: Exception) -> Response:
     refusal = RefusalError(
         404,
         f"no such route: {request.method} {request.url.path}; here are POST /v1/chat/completions, "
-        "POST /v1/completions, GET /v1/models, GET /health, POST /rollouts, GET /captures/<key>",
+        "POST /v1/completions, GET /v1/models, GET /health, GET /metrics, POST /rollouts, "
+        "GET /captures/<key>",
     )
     return Response(refusal.body, refusal.status, refusal.headers)
 

@@ -28,6 +28,9 @@ from art_core.types import PolicyVersion, Step, StepIdentity
 KEY_PREFIX = "art-"
 """What every key begins with, and no server's own ``system_fingerprint`` does."""
 
+CLIENT_GONE = "the client went away before it had the answer"
+"""The error of a completion whose client left."""
+
 CLAIM_SECONDS = 0.25
 """How soon a client that has read its answer comes for the completion."""
 
@@ -47,7 +50,7 @@ class Completion:
             when ``error`` is set; empty when nothing came.
         model: the name that was asked for.
         policy: the version that answered; None for models that are not policies of ours.
-        status: HTTP status upstream; 0 when there was none.
+        status: HTTP status, the gateway's own where no server answered; 0 when the client left first.
         started_at: Unix time, seconds.
         first_byte: seconds until the first byte of the answer; None when none came.
         duration: seconds until the last byte.

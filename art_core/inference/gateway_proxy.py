@@ -23,9 +23,15 @@ from starlette.types import Message, Receive, Scope, Send
 from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
 from art_core.errors import CaptureError
 from art_core.fast_json import read_json
+from art_core.inference.gateway_log import CLIENT_GONE as CLIENT_GONE
 from art_core.inference.gateway_log import Completion, CompletionLog
+from art_core.inference.gateway_metrics import GatewayMetrics, token_counts
+from art_core.inference.gateway_routing import routing_key
 from art_core.inference.gateway_stream import DONE, EventSplitter, as_event, event_data
-from art_core.inference.gateway_upstream import RefusalError, ServerAnswer, Upstream, forwarded
+from art_core.inference.gateway_transport import ServerAnswer
+from art_core.inference.gateway_upstream import RefusalError, Upstream, forwarded
+from art_core.packed import HEADER as TOKENS_HEADER
+from art_core.packed import PACKED
 from art_core.plain_http import HttpError
 from art_core.types import PolicyVersion
 
@@ -37,13 +43,18 @@ KEY_HEADER = "x-art-completion"
 POLICY_HEADER = "x-art-policy"
 """Response header with the version that answered."""
 
+REPLICA_HEADER = "x-art-replica"
+"""Response header with the replica that answered."""
+
+ROLLOUT_HEADER = "x-art-rollout"
+"""Request header of clients that record their calls themselves: into which rollout. Its calls go to one
+replica, and are not kept here."""
+
 HEAD_SECONDS = 0.005
 """How long the head of a stream waits for its first chunk."""
 
 FINISH_SECONDS = 30.0
 """How long a structured stream is read to its end for the record after its client has left."""
-
-CLIENT_GONE = "the client went away before it had the answer"
 
 Keep = Callable[[Completion], Awaitable[str]]
 """Records a completion into a rollout, whose id it returns."""
@@ -58,7 +69,9 @@ class _Call:
     raw: bytes
     body: dict[str, Any]
     policy: PolicyVersion | None = None
+    replica: str | None = None
     status: int = 0
+    usage: Mapping[str, Any] = field(default_factory=dict)
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     first_byte: float | None = None
@@ -89,14 +102,22 @@ class Proxy:
     Args:
         upstream: who answers them.
         log: keeps each completion.
+        metrics: counts them.
     """
 
-    def __init__(self, upstream: Upstream, log: CompletionLog) -> None:
+    def __init__(self, upstream: Upstream, log: CompletionLog, metrics: GatewayMetrics) -> None:
         self._upstream = upstream
         self._log = log
+        self._metrics = metrics
 
     async def serve(
-        self, path: str, scope: Scope, receive: Receive, send: Send, keep: Keep | None = None
+        self,
+        path: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        keep: Keep | None = None,
+        rollout_id: str | None = None,
     ) -> None:
         """Serve one request (the rest is ASGI's); a client that goes away cancels the call upstream.
 
@@ -106,6 +127,7 @@ class Proxy:
             receive: its body comes from here.
             send: the answer goes here.
             keep: where the completion goes in place of the log.
+            rollout_id: the rollout that it is part of, where that is known; its calls go to one replica.
         """
         request = Request(scope, receive)
         try:
@@ -113,7 +135,7 @@ class Proxy:
         except ClientDisconnect:
             return
         try:
-            exchange = _Exchange(self, path, raw, request.headers, send, keep)
+            exchange = _Exchange(self, path, raw, request.headers, send, keep, rollout_id)
         except RefusalError as refusal:
             await send_refusal(send, refusal)
             return
@@ -139,20 +161,34 @@ class Proxy:
         """What was answered."""
         return self._log
 
+    @property
+    def metrics(self) -> GatewayMetrics:
+        """What was counted."""
+        return self._metrics
+
 
 class _Exchange:
     """One request and its answer."""
 
     def __init__(
-        self, proxy: Proxy, path: str, raw: bytes, headers: Mapping[str, str], send: Send, keep: Keep | None
+        self,
+        proxy: Proxy,
+        path: str,
+        raw: bytes,
+        headers: Mapping[str, str],
+        send: Send,
+        keep: Keep | None,
+        rollout_id: str | None,
     ) -> None:
         self._proxy = proxy
         self._headers = headers
         self._send = send
         self._keep = keep
         self._call = _Call(proxy.log.new_key(), path, raw, _parsed(raw))
-        self._asked = Asked.of(self._call.body)
+        self._asked = Asked.of(self._call.body, packed=headers.get(TOKENS_HEADER) == PACKED)
         self._kept = False
+        self._recorded_by_client = headers.get(ROLLOUT_HEADER)
+        self._rollout_id = rollout_id or self._recorded_by_client
 
     @property
     def structured(self) -> bool:
@@ -168,6 +204,7 @@ class _Exchange:
         try:
             finish = await self._forward()
         except RefusalError as refusal:
+            self._call.status = self._call.status or refusal.status
             await self._keep_completion(b"", str(refusal))
             await send_refusal(self._send, refusal)
             return
@@ -185,12 +222,20 @@ class _Exchange:
             if "model" in wire:
                 wire["model"] = name
             content = json.dumps(wire, separators=(",", ":")).encode()
-            async with upstream.post(call.path, content, self._headers) as response:
-                call.status = response.status
+            headers = self._headers
+            if self._asked.may_be_packed and not self._asked.packed:
+                headers = {**headers, TOKENS_HEADER: PACKED}
+            async with upstream.post(
+                call.path, content, headers, version=call.policy, key=self._routing_key
+            ) as (response, replica):
+                call.status, call.replica = response.status, replica.name
                 kind = response.headers.get("content-type", "")
                 if response.status == 200 and kind.startswith("text/event-stream"):
                     return await self._streamed(response)
                 return await self._whole(response)
+
+    def _routing_key(self) -> str:
+        return self._rollout_id or routing_key(self._call.body)
 
     # -- whole answers -----------------------------------------------------------------------------
 
@@ -209,6 +254,7 @@ class _Exchange:
             except ValueError:
                 error = f"the server's answer is not a JSON object: {raw[:200].decode(errors='replace')}"
             else:
+                self._call.usage = token_counts(body)
                 shown = self._shown(body)
         await self._keep_completion(raw, error)
         headers = self._response_headers(response)
@@ -299,6 +345,7 @@ class _Exchange:
 
     async def _keep_stream(self, assembler: StreamAssembler, problems: list[str]) -> None:
         body = assembler.body()
+        self._call.usage = token_counts(body)
         if not problems and not assembler.complete:
             problems.append("the stream ended before every choice had its finish_reason")
         await self._keep_completion(json.dumps(body).encode(), "; ".join(problems) or None)
@@ -308,15 +355,20 @@ class _Exchange:
     async def _keep_completion(self, response: bytes, error: str | None) -> None:
         self._kept = True
         completion = self._call.completed(response, error)
-        if self._keep is None:
-            self._proxy.log.put(completion)
-        else:
+        self._proxy.metrics.finished(completion, self._call.replica, self._call.usage, self._asked.stream)
+        if self._keep is not None:
             self._proxy.log.recorded(completion.key, await self._keep(completion))
+        elif self._recorded_by_client is not None:
+            self._proxy.log.recorded(completion.key, self._recorded_by_client)
+        else:
+            self._proxy.log.put(completion)
 
     def _response_headers(self, response: ServerAnswer) -> dict[str, str]:
         headers = {**forwarded(response.headers), KEY_HEADER: self._call.key}
         if self._call.policy is not None:
             headers[POLICY_HEADER] = self._call.policy.name
+        if self._call.replica is not None:
+            headers[REPLICA_HEADER] = self._call.replica
         return headers
 
 

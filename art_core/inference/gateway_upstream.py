@@ -1,27 +1,41 @@
-"""The servers behind a gateway: which version answers, which server is asked, over how many connections.
+"""The servers behind a gateway: which version answers, and how a call gets its answer although servers fail.
 
 Invariant: a call for the plain policy name goes to the version that is current when it is made, and holds
-that version until the server has answered in full; no more calls than ``max_connections`` are under way,
+that version until a server has answered in full; no more calls than ``max_connections`` are under way,
 further ones wait their turn.
+
+A call is made again, elsewhere if there is an elsewhere, as long as its client has seen nothing of an answer:
+the connection was refused, closed without an answer, or broken off before the first bytes (the last byte,
+where the answer comes whole). Sampling twice is harmless: an answer that nobody has seen is recorded nowhere.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import Any, Protocol
-from urllib.parse import urlsplit
-from urllib.request import getproxies
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 import httpx
 
 from art_core.errors import ArtError
 from art_core.inference.endpoint import PolicyEndpoint, served_name
-from art_core.plain_http import Answer, HttpError, HttpPool, request_bytes
+from art_core.inference.gateway_routing import Replica, ReplicaState, Router
+from art_core.inference.gateway_transport import BegunAnswer, ServerAnswer, Transport, is_local
+from art_core.plain_http import HttpError
 from art_core.types import PolicyVersion
 
-CONNECT_SECONDS = 10.0
-"""How long a server may take to accept a connection. Waiting for its answer is the client's choice."""
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""Servers that may fail one call after they took it. A call that kills what it reaches must find an end."""
+
+PROBE_SECONDS = 0.5
+"""How often a server that was found down is asked whether it is back, and how soon it must answer."""
+
+LOOK_SECONDS = 0.05
+"""How often a call that found no server up looks again."""
 
 _NOT_FORWARDED = {
     "accept-encoding", "connection", "content-encoding", "content-length", "date", "host", "keep-alive",
@@ -57,106 +71,52 @@ def forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     return {k.lower(): v for k, v in headers.items() if k.lower() not in _NOT_FORWARDED}
 
 
-class ServerAnswer(Protocol):
-    """What a server says; its body is read once."""
-
-    @property
-    def status(self) -> int:
-        """HTTP status."""
-        ...
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """To be looked up in lower case."""
-        ...
-
-    async def read(self) -> bytes:
-        """The whole body.
-
-        Raises:
-            HttpError: it did not come to its end.
-        """
-        ...
-
-    def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes; raises what `read` raises."""
-        ...
-
-
-class _PlainAnswer:
-    """An answer that came the short way."""
-
-    def __init__(self, answer: Answer) -> None:
-        self.status = answer.status
-        self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in answer.headers}
-        self.read = answer.read
-        self.pieces = answer.pieces
-
-
-class _HttpxAnswer:
-    """An answer that came through TLS or a proxy."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        self.status = response.status_code
-        self.headers = response.headers
-        self._response = response
-
-    async def read(self) -> bytes:
-        try:
-            return await self._response.aread()
-        except httpx.HTTPError as cut:
-            raise HttpError("read", _said(cut)) from cut
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        try:
-            async for piece in self._response.aiter_raw():
-                yield piece
-        except httpx.HTTPError as cut:
-            raise HttpError("read", _said(cut)) from cut
-
-
-class _Server:
-    """One server, and how many calls it is busy with."""
-
-    def __init__(self, base_url: str) -> None:
-        self.base_url = base_url
-        self.busy = 0
-        parts = urlsplit(base_url)
-        self.local = parts.hostname in ("127.0.0.1", "localhost", "::1")
-        # No TLS, and no proxy in between: there is a shorter way than httpx.
-        self.plain = parts.scheme == "http" and (self.local or not getproxies())
-        self.place = (parts.hostname or "", parts.port or 80)
-        self.host = parts.netloc.rpartition("@")[2].encode()
-        self.path = parts.path
-
-
 class Upstream:
     """One policy, on one or more servers. Belongs to the event loop that it is made on.
 
     Args:
-        servers: base URLs that end in ``/v1``.
+        router: the servers, and which of them is asked.
         endpoint: resolves the plain policy name to a version and leases it; None passes names on as they are.
         max_connections: the most calls under way at a time.
+        patience: seconds that a call waits for a server to come up when none is; with 0, servers that were
+            found down are tried all the same, and the gateway itself asks them whether they are back.
+
+    Attributes:
+        queued: calls that wait for one of the connections, or for a server to come up.
+        repeated: calls that were made again, by the replica that failed them.
     """
 
     def __init__(
-        self, servers: Sequence[str], endpoint: PolicyEndpoint | None, *, max_connections: int
+        self,
+        router: Router,
+        endpoint: PolicyEndpoint | None,
+        *,
+        max_connections: int,
+        patience: float = 0.0,
     ) -> None:
-        self._servers = [_Server(url.rstrip("/")) for url in servers]
+        self.router = router
+        self.queued = 0
+        self.repeated: dict[str, int] = dict.fromkeys((r.name for r in router.replicas), 0)
         self._endpoint = endpoint
+        self._patience = patience
         self._slots = asyncio.Semaphore(max_connections)
-        local = all(server.local for server in self._servers)
-        self._pool = HttpPool()
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_connections),
-            trust_env=not local,  # no proxy of the environment stands between us and this machine
+        self._transport = Transport(
+            max_idle=max_connections, local=all(is_local(r.base_url) for r in router.replicas)
         )
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        if patience == 0:
+            router.on_suspect = self._probe
+
+    @property
+    def endpoint(self) -> PolicyEndpoint | None:
+        """The policy's, if it is one of ours."""
+        return self._endpoint
 
     async def close(self) -> None:
         """Close the connections."""
-        self._pool.close()
-        await self._client.aclose()
+        for probe in self._probes.values():
+            probe.cancel()
+        await self._transport.close()
 
     @contextmanager
     def route(self, asked: Any) -> Generator[tuple[Any, PolicyVersion | None]]:
@@ -180,54 +140,126 @@ class Upstream:
                 raise RefusalError(404, str(unserved)) from unserved
             yield served_name(endpoint, version), version
 
+    # -- completions -------------------------------------------------------------------------------
+
     @asynccontextmanager
     async def post(
-        self, path: str, content: bytes, headers: Mapping[str, str]
-    ) -> AsyncGenerator[ServerAnswer]:
-        """Send a request to the least busy server; the answer's body is still to be read.
+        self,
+        path: str,
+        content: bytes,
+        headers: Mapping[str, str],
+        *,
+        version: PolicyVersion | None,
+        key: Callable[[], str],
+    ) -> AsyncGenerator[tuple[ServerAnswer, Replica]]:
+        """Send a request to a server that serves the version; the answer's body is still to be read.
+
+        Args:
+            path: below ``/v1``.
+            content: the body.
+            headers: the client's.
+            version: which version is to answer; None for models that are not policies of ours.
+            key: makes the routing key.
 
         Raises:
-            RefusalError: the server cannot be reached, or closed the connection without an answer.
+            RefusalError: no server answered, or none came up in time.
         """
-        async with self._slots:
-            server = min(self._servers, key=lambda s: s.busy)
-            server.busy += 1
+        self.queued += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.queued -= 1
+        try:
+            async with AsyncExitStack() as held:
+                yield await self._answered(path, content, forwarded(headers), version, key, held)
+        finally:
+            self._slots.release()
+
+    async def _answered(
+        self,
+        path: str,
+        content: bytes,
+        headers: dict[str, str],
+        version: PolicyVersion | None,
+        key: Callable[[], str],
+        held: AsyncExitStack,
+    ) -> tuple[ServerAnswer, Replica]:
+        tried: list[Replica] = []
+        failures = 0
+        deadline = time.monotonic() + self._patience
+        while True:
+            replica = await self._next(version, key, tried, deadline)
+            call = AsyncExitStack()
             try:
-                send = self._send_plain if server.plain else self._send
-                async with send(server, path, content, self._headers(headers)) as answer:
-                    yield answer
-            finally:
-                server.busy -= 1
+                call.enter_context(self.router.busy(replica))
+                sent = self._transport.post(replica.base_url, path, content, self._headers(headers, replica))
+                answer = await self._begun(await call.enter_async_context(sent), replica)
+            except HttpError as down:
+                await call.aclose()
+                refused = down.kind in ("connect", "connect_timeout")
+                failures += not refused
+                tried.append(replica)
+                self.router.suspect(replica, str(down))
+                if failures >= ATTEMPTS or not self._goes_on(tried, deadline):
+                    raise _down(replica, str(down)) from down
+                self.repeated[replica.name] += 1
+                logger.info("a call goes elsewhere: %s failed it (%s)", replica.name, down)
+            except BaseException:
+                await call.aclose()
+                raise
+            else:
+                held.push_async_exit(call)
+                return answer, replica
 
-    @asynccontextmanager
-    async def _send_plain(
-        self, server: _Server, path: str, content: bytes, headers: dict[str, str]
-    ) -> AsyncGenerator[ServerAnswer]:
-        wire = [(b"host", server.host), (b"content-length", b"%d" % len(content))]
-        wire += [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
-        request = request_bytes("POST", (server.path + path).encode(), wire, content)
+    async def _next(
+        self, version: PolicyVersion | None, key: Callable[[], str], tried: list[Replica], deadline: float
+    ) -> Replica:
+        """The replica to ask; waits for one to come up, as long as there is patience."""
+        replica = self.router.choose(version, key, tried)
+        if replica is None and not self._patience:
+            replica = self.router.last_resort(tried)
+            if replica is None:
+                raise RefusalError(503, "no server behind this gateway takes calls now", "upstream_error")
+        if replica is not None:
+            return replica
+        tried.clear()
+        self.queued += 1
         try:
-            answer = await self._pool.send(server.place, request, connect_timeout=CONNECT_SECONDS)
-        except HttpError as down:
-            raise _down(server, str(down)) from down
-        try:
-            yield _PlainAnswer(answer)
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                while (replica := self.router.choose(version, key)) is None:
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            states = "; ".join(f"{r.name} is {r.state}: {r.detail}"[:300] for r in self.router.replicas)
+            raise RefusalError(
+                503, f"no replica could answer for {version} within {self._patience:g} s ({states})",
+                "upstream_error",
+            ) from None  # fmt: skip
         finally:
-            answer.close()
+            self.queued -= 1
+        return replica
 
-    @asynccontextmanager
-    async def _send(
-        self, server: _Server, path: str, content: bytes, headers: dict[str, str]
-    ) -> AsyncGenerator[ServerAnswer]:
-        request = self._client.build_request("POST", server.base_url + path, content=content, headers=headers)
-        try:
-            response = await self._client.send(request, stream=True)
-        except httpx.HTTPError as down:
-            raise _down(server, _said(down)) from down
-        try:
-            yield _HttpxAnswer(response)
-        finally:
-            await response.aclose()
+    def _goes_on(self, tried: list[Replica], deadline: float) -> bool:
+        return time.monotonic() < deadline or self.router.last_resort(tried) is not None
+
+    async def _begun(self, answer: ServerAnswer, replica: Replica) -> ServerAnswer:
+        """The answer, as far along as it must be before its client may see any of it.
+
+        Raises:
+            HttpError: it broke off, or it is the last word of a server that is going down.
+        """
+        if not self._patience and len(self.router.replicas) == 1:
+            return answer  # there is nowhere else to go
+        if answer.status < 500 and "event-stream" in answer.headers.get("content-type", ""):
+            pieces = answer.pieces()
+            async for piece in pieces:
+                return BegunAnswer(answer, piece, pieces)
+            return BegunAnswer(answer, b"")
+        whole = BegunAnswer(answer, await answer.read())
+        if answer.status >= 500 and (problem := await self._sick(replica)):
+            raise HttpError("read", f"HTTP {answer.status}, and then: {problem}")
+        return whole
+
+    # -- everything else ---------------------------------------------------------------------------
 
     async def get(self, path: str, headers: Mapping[str, str]) -> httpx.Response:
         """GET a path from the first server that answers; ``path`` is relative to the server's root.
@@ -236,25 +268,62 @@ class Upstream:
             RefusalError: none answers.
         """
         problem = RefusalError(502, "no server is behind this gateway", "upstream_error")
-        for server in self._servers:
-            url = server.base_url.removesuffix("/v1") + path
+        for replica in sorted(self.router.replicas, key=lambda r: r.state is not ReplicaState.UP):
             try:
-                return await self._client.get(url, headers=self._headers(headers))
-            except httpx.HTTPError as down:
-                problem = _down(server, _said(down))
+                sent = self._headers(forwarded(headers), replica)
+                return await self._transport.get(replica.base_url, path, sent)
+            except HttpError as down:
+                problem = _down(replica, str(down))
         raise problem
 
-    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        kept = forwarded(headers)
-        kept["accept-encoding"] = "identity"  # a compressed stream comes in lumps
-        if self._endpoint is not None:
-            kept["authorization"] = f"Bearer {self._endpoint.api_key}"
-        return kept
+    async def health(self) -> list[dict[str, Any]]:
+        """How each server is: as whoever watches over it says, or as it says itself."""
+        if not self._patience:
+            problems = await asyncio.gather(*(self._sick(r) for r in self.router.replicas))
+            for replica, problem in zip(self.router.replicas, problems, strict=True):
+                if problem:
+                    self.router.suspect(replica, problem)
+                elif replica.state is ReplicaState.DOWN:
+                    self.router.set_state(replica, ReplicaState.UP)
+        return [
+            {
+                "name": r.name,
+                "state": str(r.state),
+                "detail": r.detail,
+                "since": r.since,
+                "in_flight": r.busy,
+                "versions": None if r.versions is None else sorted(v.name for v in r.versions),
+            }
+            for r in self.router.replicas
+        ]
+
+    async def _sick(self, replica: Replica) -> str:
+        """What is wrong with a server; empty if nothing. Some have no ``/health``: any answer will do."""
+        try:
+            answer = await self._transport.get(
+                replica.base_url, "/health", self._headers({}, replica), timeout=4 * PROBE_SECONDS
+            )
+        except HttpError as down:
+            return str(down)
+        return f"its /health says {answer.status_code}" if answer.status_code >= 500 else ""
+
+    def _probe(self, replica: Replica) -> None:
+        async def until_back() -> None:
+            while replica.state is ReplicaState.DOWN:
+                if not await self._sick(replica):
+                    self.router.set_state(replica, ReplicaState.UP)
+                    break
+                await asyncio.sleep(PROBE_SECONDS)
+
+        self._probes[replica.name] = asyncio.get_running_loop().create_task(until_back())
+
+    def _headers(self, kept: Mapping[str, str], replica: Replica) -> dict[str, str]:
+        headers = {**kept, "accept-encoding": "identity"}  # a compressed stream comes in lumps
+        key = replica.api_key or (self._endpoint.api_key if self._endpoint is not None else None)
+        if key is not None:
+            headers["authorization"] = f"Bearer {key}"
+        return headers
 
 
-def _said(error: httpx.HTTPError) -> str:
-    return f"{type(error).__name__}: {str(error) or 'no reason given'}"
-
-
-def _down(server: _Server, reason: str) -> RefusalError:
-    return RefusalError(502, f"the server at {server.base_url} did not answer ({reason})", "upstream_error")
+def _down(replica: Replica, reason: str) -> RefusalError:
+    return RefusalError(502, f"the server at {replica.base_url} did not answer ({reason})", "upstream_error")

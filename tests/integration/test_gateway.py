@@ -13,13 +13,15 @@ import httpx
 import openai
 import pytest
 from fakes.vllm_server import FakeVLLM, Reply, ToolCall, completion_ids, prompt_ids
+from prometheus_client.parser import text_string_to_metric_families
 
 from art_core.errors import CaptureError, EngineError
 from art_core.inference.endpoint import StaticEndpoint, VersionLeases
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_log import Completion, CompletionLog
-from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER, POLICY_HEADER
-from art_core.recording import NullSink, Sink
+from art_core.inference.gateway_metrics import VERSIONS_KEPT
+from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER, POLICY_HEADER, ROLLOUT_HEADER
+from art_core.recording import NullSink, Rollout, Sink
 from art_core.types import PolicyVersion, Step, StepIdentity
 
 HI = [{"role": "user", "content": "hi"}]
@@ -162,9 +164,8 @@ def test_plain_completions_are_captured_too(client: openai.OpenAI, gateway: Gate
     assert step.trainable
 
 
-def test_models_and_health_are_the_servers_own(gateway: Gateway) -> None:
+def test_the_list_of_models_is_the_servers_own(gateway: Gateway) -> None:
     assert httpx.get(f"{gateway.base_url}/models").json()["object"] == "list"
-    assert httpx.get(f"{gateway.url}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -275,19 +276,130 @@ def test_a_static_endpoint_is_asked_by_the_name_that_it_serves(fake: FakeVLLM) -
     assert fake.bodies[0]["model"] == "qwen"
 
 
-def test_calls_go_to_the_least_busy_of_several_servers(fake: FakeVLLM) -> None:
-    fake.latency = 0.3
-    with FakeVLLM("other", latency=0.3) as other, Gateway([fake.base_url, other.base_url]) as gateway:
+# -- several servers -----------------------------------------------------------------------------------
+
+
+def conversation(number: int, turns: int = 1) -> list[dict[str, str]]:
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": f"question {number}"}]
+    for turn in range(turns - 1):
+        said += [{"role": "assistant", "content": f"answer {turn}"}, {"role": "user", "content": "go on"}]
+    return said
+
+
+def test_all_turns_of_a_conversation_go_to_one_server_and_conversations_are_spread(fake: FakeVLLM) -> None:
+    with FakeVLLM("other") as other, Gateway([fake.base_url, other.base_url]) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        for turns in (1, 2, 3):
+            for number in range(40):
+                client.chat.completions.create(
+                    model="m", messages=conversation(number, turns), stream=turns == 2
+                )  # type: ignore[call-overload]
+        asked = [{b["messages"][1]["content"] for b in server.bodies} for server in (fake, other)]
+    assert not asked[0] & asked[1]
+    assert min(len(a) for a in asked) >= 10
+
+
+def test_calls_beyond_a_servers_share_go_to_the_other(fake: FakeVLLM) -> None:
+    fake.latency = 0.5
+    with FakeVLLM("other", latency=0.5) as other, Gateway([fake.base_url, other.base_url]) as gateway:
         client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
         calls = [
             threading.Thread(target=client.chat.completions.create, kwargs={"model": "m", "messages": HI})
-            for _ in range(4)
+            for _ in range(40)
         ]
         for call in calls:
             call.start()
         for call in calls:
             call.join()
-        assert len(fake.bodies) == len(other.bodies) == 2
+        # A busy server has 1.25 of its share at most: of 40 calls at once, 25.
+        assert max(len(fake.bodies), len(other.bodies)) <= 27
+
+
+def test_a_prompt_cache_key_or_a_rollout_says_what_belongs_together(fake: FakeVLLM) -> None:
+    with FakeVLLM("other") as other, Gateway([fake.base_url, other.base_url]) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none")
+        for extra in (
+            {"extra_body": {"prompt_cache_key": "k"}},
+            {"extra_headers": {ROLLOUT_HEADER: "r"}},
+            {"_base_url": gateway.register(Rollout(rollout_id="t-9"))},
+        ):
+            to = client.with_options(base_url=extra.pop("_base_url", gateway.base_url))
+            before = [len(fake.bodies), len(other.bodies)]
+            for number in range(8):
+                to.chat.completions.create(model="m", messages=conversation(number), **extra)  # type: ignore[call-overload]
+            assert {len(fake.bodies) - before[0], len(other.bodies) - before[1]} == {0, 8}
+
+
+def test_a_client_that_records_by_itself_leaves_nothing_in_the_log(
+    client: openai.OpenAI, gateway: Gateway
+) -> None:
+    answer = client.chat.completions.create(model="m", messages=HI, extra_headers={ROLLOUT_HEADER: "t-1"})
+    assert len(gateway.completions) == 0
+    with pytest.raises(CaptureError, match="t-1"):
+        gateway.completions.take(str(answer.system_fingerprint))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", ["drop", "down"])
+def test_a_call_that_a_server_never_answered_goes_to_the_other(
+    fake: FakeVLLM, kind: str, stream: bool
+) -> None:
+    with socket.socket() as unused, FakeVLLM("from the other") as other:
+        unused.bind(("127.0.0.1", 0))
+        first = fake.base_url if kind == "drop" else f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        fake.fail(1.0, ["drop"])
+        with Gateway([first, other.base_url]) as gateway:
+            client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+            for number in range(8):
+                got = client.chat.completions.create(model="m", messages=conversation(number), stream=stream)  # type: ignore[call-overload]
+                text = (
+                    "".join(c.choices[0].delta.content or "" for c in got)
+                    if stream
+                    else got.choices[0].message.content
+                )
+                assert text == "from the other"
+            assert len(gateway.completions) == 8
+            assert len(other.bodies) == 8
+
+
+def test_a_server_that_came_back_is_asked_again(fake: FakeVLLM) -> None:
+    fake.fail(1.0, ["drop"], times=1)
+    with FakeVLLM("other") as other, Gateway([fake.base_url, other.base_url]) as gateway:
+        client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+
+        def ask() -> bool:
+            for number in range(20):
+                client.chat.completions.create(model="m", messages=conversation(number))
+            return fake.faults["drop"] == 1 and len(fake.bodies) > 1
+
+        until(ask)
+        assert gateway_health(gateway)["status"] == "ok"
+
+
+def test_a_call_that_kills_every_server_comes_to_an_end(fake: FakeVLLM) -> None:
+    fake.fail(1.0, ["drop"])
+    with Gateway([fake.base_url] * 5) as gateway:
+        answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
+    assert answer.status_code == 502
+    assert len(fake.bodies) == 3
+
+
+def gateway_health(gateway: Gateway) -> dict[str, Any]:
+    return httpx.get(f"{gateway.url}/health").json()
+
+
+def test_health_tells_of_each_replica(fake: FakeVLLM) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        down = f"http://127.0.0.1:{unused.getsockname()[1]}/v1"
+        with Gateway([fake.base_url, down], api_key="secret") as gateway:
+            assert gateway_health(gateway) == {"status": "degraded"}
+            full = httpx.get(f"{gateway.url}/health", headers={"authorization": "Bearer secret"}).json()
+    assert [replica["state"] for replica in full["replicas"]] == ["up", "down"]
+    assert (
+        "cannot be connected to" in full["replicas"][1]["detail"]
+        or "Connect" in full["replicas"][1]["detail"]
+    )
 
 
 # -- failures ------------------------------------------------------------------------------------------
@@ -319,7 +431,9 @@ def test_a_server_that_is_down_is_named(client: openai.OpenAI) -> None:
             answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
             assert answer.status_code == 502
             assert f"the server at {url} did not answer" in answer.json()["error"]["message"]
-            assert httpx.get(f"{gateway.url}/health").status_code == 502
+            health = httpx.get(f"{gateway.url}/health")
+            assert health.status_code == 503
+            assert health.json()["status"] == "down"
 
 
 def test_a_connection_that_is_dropped_before_the_answer_is_a_502(fake: FakeVLLM, gateway: Gateway) -> None:
@@ -466,3 +580,65 @@ def test_closing_twice_does_nothing(fake: FakeVLLM) -> None:
     gateway.close()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{gateway.url}/health")
+
+
+# -- metrics -------------------------------------------------------------------------------------------
+
+
+def metrics_of(gateway: Gateway) -> dict[tuple[str, str], float]:
+    """By sample name and its labels' values, sorted by label."""
+    text = httpx.get(f"{gateway.url}/metrics").text
+    return {
+        (sample.name, ",".join(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_requests_tokens_and_errors(fake: FakeVLLM, gateway: Gateway) -> None:
+    client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+    whole = client.chat.completions.create(model="m@3", messages=HI)
+    list(client.chat.completions.create(model="m@3", messages=HI, stream=True))
+    fake.fail(1.0, ["429"])
+    with pytest.raises(openai.RateLimitError):
+        client.chat.completions.create(model="m@3", messages=HI)
+    got = metrics_of(gateway)
+    assert whole.usage is not None
+    assert got["art_gateway_requests_total", "0,200,m@3"] == 2
+    assert got["art_gateway_requests_total", "0,429,m@3"] == 1
+    assert got["art_gateway_errors_total", "refused,m@3"] == 1
+    # The stream had no usage: its ids were counted.
+    assert got["art_gateway_prompt_tokens_total", "0,m@3"] == 2 * whole.usage.prompt_tokens
+    assert got["art_gateway_completion_tokens_total", "0,m@3"] == 2 * whole.usage.completion_tokens
+    assert got["art_gateway_time_to_first_token_seconds_count", "m@3"] == 1
+    assert got["art_gateway_request_seconds_count", "m@3"] == 3
+    assert got["art_gateway_replica_up", "0"] == 1
+    assert got["art_gateway_requests_in_flight", "0"] == 0
+    assert got["art_gateway_completions_kept", ""] == 3
+
+
+def test_metrics_of_a_dead_server_and_of_a_client_that_left(fake: FakeVLLM) -> None:
+    with FakeVLLM("never", latency=30) as slow, Gateway(slow.base_url) as gateway:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI}, timeout=0.2
+            )
+        until(lambda: metrics_of(gateway).get(("art_gateway_errors_total", "client_gone,m@0")) == 1)
+    fake.fail(1.0, ["drop"])
+    with Gateway(fake.base_url) as gateway:
+        httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
+        got = metrics_of(gateway)
+        assert got["art_gateway_errors_total", "unreachable,m@0"] == 1
+        assert got["art_gateway_requests_total", "none,502,m@0"] == 1
+
+
+def test_metrics_stay_bounded_whatever_is_asked_for(gateway: Gateway) -> None:
+    client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+    for number in range(VERSIONS_KEPT + 10):
+        client.chat.completions.create(model=f"m@{number}", messages=HI)
+    versions = {
+        labels.rpartition(",")[2]
+        for name, labels in metrics_of(gateway)
+        if name in ("art_gateway_requests_total", "art_gateway_request_seconds_count")
+    }
+    assert versions == {f"m@{number}" for number in range(10, VERSIONS_KEPT + 10)}
