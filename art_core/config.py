@@ -11,7 +11,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from art_core.errors import ConfigError
 
 LossName = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"]
+AdvantageName = Literal["mean", "std", "leave_one_out"]
+BaselineName = Literal["node", "agent", "turn", "prompt"]
+Averaging = Literal["rollout", "token", "constant"]
+LevelName = Literal["token", "sequence"]
 DTypeName = Literal["auto", "float32", "bfloat16"]
+Strategy = Literal["ddp", "fsdp2"]
+
+AVERAGING: dict[LossName, Averaging] = {
+    "grpo": "rollout",
+    "dr_grpo": "constant",
+    "dapo": "token",
+    "gspo": "rollout",
+    "cispo": "token",
+}
+"""How each loss's paper averages over tokens."""
 
 
 class Settings(BaseModel):
@@ -65,11 +79,58 @@ class TrainConfig(Settings):
     loss: LossName = Field(default="grpo", description="which policy loss")
     clip_low: float = Field(default=0.2, gt=0, lt=1, description="ratio is clipped below 1 - clip_low")
     clip_high: float = Field(default=0.2, gt=0, description="ratio is clipped above 1 + clip_high")
+    importance_level: LevelName | None = Field(
+        default=None,
+        description="what the clipped ratio is of: each token, or a step's whole answer; None: the loss's "
+        "own (gspo: sequence, others: token)",
+    )
+    loss_scale: Averaging | None = Field(
+        default=None,
+        description="tokens weigh the same over the whole update (token), or within their rollout "
+        "(rollout), or a sum is divided by a constant (constant); None: as the loss's paper has it",
+    )
+    loss_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens of a rollout that 'constant' divides by; None: those of the longest one",
+    )
     kl_coef: float = Field(default=0.0, ge=0, description="weight of the k3 estimate of KL to the base model")
+    kl_target: float | None = Field(
+        default=None,
+        gt=0,
+        description="KL to the base model in nats that kl_coef is moved towards, from update to update; "
+        "None: kl_coef stays",
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
+    entropy_target: float | None = Field(
+        default=None,
+        gt=0,
+        description="entropy in nats below which the bonus grows, update by update, and above which it "
+        "shrinks; entropy_coef is its first weight; None: entropy_coef stays",
+    )
+    mask_truncated: bool = Field(
+        default=False, description="leave answers out that max_tokens cut; their rollouts keep their rewards"
+    )
     train_superseded: bool = Field(
         default=False, description="also train node executions that a retry or a resume replaced"
     )
-    advantage_std: bool = Field(default=False, description="divide advantages by the group's deviation")
+    advantage: AdvantageName = Field(
+        default="mean",
+        description="reward minus the group's mean, that divided by the standard deviation, or reward "
+        "minus the mean of the others",
+    )
+    baseline_per: BaselineName | None = Field(
+        default=None,
+        description="compare steps of the same node, agent, turn or prompt with each other; None: whole "
+        "rollouts, or nodes where steps differ in what they are worth",
+    )
+    gamma: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="discount of later rewards: a step is worth what was earned from it on; None: a step "
+        "is worth its own, its node's or its rollout's reward",
+    )
     groups_per_update: int | None = Field(
         default=None, ge=1, description="groups in one optimizer step; None: all that were given"
     )
@@ -83,7 +144,27 @@ class TrainConfig(Settings):
     importance_cap: float | None = Field(
         default=2.0,
         gt=0,
-        description="cap of the truncated importance weight server/trainer; None: no correction",
+        description="largest importance weight server/trainer, 2 for tokens, 3 to 5 for sequences; None: "
+        "no correction",
+    )
+    importance_beyond: Literal["truncate", "mask"] = Field(
+        default="truncate",
+        description="a weight above the cap is cut to it, or its tokens are left out of the update",
+    )
+    importance_floor: float | None = Field(
+        default=None, gt=0, le=1, description="mask: weights below this are left out too; None: none are"
+    )
+    mismatch_level: LevelName = Field(
+        default="token", description="importance weights of each token, or of a step's whole answer"
+    )
+    sft_weight: float = Field(
+        default=0.0, ge=0, description="weight of the imitation loss that is mixed into each update"
+    )
+    sft_batch: int = Field(
+        default=8, ge=1, description="answers of the given data set that each update imitates"
+    )
+    sft_own_best: int = Field(
+        default=0, ge=0, description="best rollouts of each group that are imitated too (rejection sampling)"
     )
     token_budget: int = Field(default=1024, ge=16, description="most token-tree nodes in one forward pass")
     max_kl: float | None = Field(
@@ -91,6 +172,54 @@ class TrainConfig(Settings):
         gt=0,
         description="skip an update whose mean KL(old, new) in nats exceeds this; None: never",
     )
+
+    @model_validator(mode="after")
+    def _read_by_something(self) -> Self:
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target moves kl_coef by shares of it: give kl_coef > 0 to start from")
+        if self.importance_floor is not None and self.importance_beyond != "mask":
+            raise ValueError("importance_floor masks: it needs importance_beyond='mask'")
+        if self.loss_length is not None and self.averaging != "constant":
+            raise ValueError(
+                f"loss_length is for loss_scale='constant'; loss={self.loss!r} averages by {self.averaging!r}"
+            )
+        if self.sft_own_best and not self.sft_weight:
+            raise ValueError("sft_own_best needs sft_weight > 0")
+        return self
+
+    @property
+    def averaging(self) -> Averaging:
+        """How tokens are averaged: by ``loss_scale``, or as the loss's paper has it."""
+        return self.loss_scale or AVERAGING[self.loss]
+
+    @property
+    def ratio_level(self) -> LevelName:
+        """What the clipped ratio is of: by ``importance_level``, or as the loss's paper has it."""
+        return self.importance_level or ("sequence" if self.loss == "gspo" else "token")
+
+
+class ParallelConfig(Settings):
+    """Processes that train, apart from the one that asks for it."""
+
+    processes: int = Field(default=1, ge=1, le=64, description="how many; each has a GPU where there are any")
+    strategy: Strategy = Field(
+        default="ddp",
+        description="every process holds the model (ddp), or its layers' frozen weights are spread (fsdp2)",
+    )
+    devices: tuple[int, ...] | None = Field(
+        default=None, description="GPUs, numbered as this process sees them; None: the first ones"
+    )
+    timeout: float = Field(
+        default=600.0, gt=0, description="seconds that one process waits for another before all are ended"
+    )
+
+    @model_validator(mode="after")
+    def _one_device_each(self) -> Self:
+        if self.devices is not None and len(set(self.devices)) != self.processes:
+            raise ValueError(
+                f"processes={self.processes} need as many different devices, devices={self.devices} were given"
+            )
+        return self
 
 
 class EngineConfig(Settings):
@@ -142,6 +271,15 @@ class EngineConfig(Settings):
     )
     chat_template: Path | None = Field(
         default=None, description="vLLM: a file to render messages with; None: the model's own template"
+    )
+    tool_call_parser: str | None = Field(
+        default="auto",
+        description="vLLM: what reads tool calls out of answers; auto: by model; None: requests with tools "
+        "are refused",
+    )
+    reasoning_parser: str | None = Field(
+        default="auto",
+        description="vLLM: what splits reasoning from content; auto: by model; None: it stays in the content",
     )
     start_timeout: float = Field(default=600.0, gt=0, description="seconds until a server must answer")
     hang_timeout: float = Field(

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from art_core.config import TrainConfig
+from art_core.config import Averaging, TrainConfig
 from art_core.errors import NothingToTrainError
 from art_core.selection import Train
 from art_core.training.advantages import step_advantages
-from art_core.training.losses import AVERAGING, Averaging, token_weights
+from art_core.training.losses import token_weights
 from art_core.training.samples import Sample, canonical, fork_rate, trajectory_samples
 from art_core.training.token_tree import TokenTree, build_tree, split
 from art_core.types import Trajectory, TrajectoryGroup
@@ -29,10 +29,12 @@ class Minibatch:
     Attributes:
         tree: the whole tree, with weights.
         pieces: the tree cut to the token budget.
+        best: answers of its groups' best rollouts, to be imitated too.
     """
 
     tree: TokenTree
     pieces: tuple[TokenTree, ...]
+    best: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,29 @@ class Batch:
     left_out: Counter[str]
 
 
-def minibatch(samples: Sequence[Sample], averaging: Averaging, token_budget: int) -> Minibatch:
-    """Lay samples into one tree, weigh their tokens, and cut it."""
+def minibatch(
+    samples: Sequence[Sample],
+    averaging: Averaging,
+    token_budget: int,
+    *,
+    length: int | None = None,
+    scale: float = 1.0,
+    best: Sequence[Sample] = (),
+) -> Minibatch:
+    """Lay samples into one tree, weigh their tokens, and cut it.
+
+    Args:
+        samples: what is trained.
+        averaging: how their tokens are weighed; see `losses.token_weights`.
+        token_budget: most nodes of a piece.
+        length: the constant of ``constant``.
+        scale: factor of all weights.
+        best: passed on.
+    """
     tree = build_tree(samples)
-    weights = token_weights(averaging, torch.from_numpy(tree.entries.rollout))
-    tree = tree.with_weights(weights.numpy())
-    return Minibatch(tree, tuple(split(tree, token_budget)))
+    weights = token_weights(averaging, torch.from_numpy(tree.entries.rollout), length=length)
+    tree = tree.with_weights(scale * weights.numpy())
+    return Minibatch(tree, tuple(split(tree, token_budget)), tuple(best))
 
 
 def prepare(
@@ -80,10 +99,12 @@ def prepare(
     rewards = sorted(reward for group in groups for t in group for reward in _rewards(t))
     _require_rewards(groups, rewards)
     left_out: Counter[str] = Counter()
-    trained: list[list[Sample]] = []
+    trained: list[tuple[list[Sample], list[Sample]]] = []
     trainable_steps = without_spread = 0
     for group in groups:
-        advantages = step_advantages(group, std=config.advantage_std)
+        advantages = step_advantages(
+            group, config.advantage, baseline_per=config.baseline_per, gamma=config.gamma
+        )
         samples: list[Sample] = []
         for trajectory in group:
             if trajectory.failed or not _rewards(trajectory):
@@ -93,6 +114,7 @@ def prepare(
                 advantages.get(trajectory.id, {}) if advantages else None,
                 train=train,
                 include_superseded=config.train_superseded,
+                mask_truncated=config.mask_truncated,
             )
             left_out += skipped
             trainable_steps += len(own)
@@ -100,7 +122,8 @@ def prepare(
         if not advantages:
             without_spread += 1
         elif samples:
-            trained.append(canonical(samples))
+            best = _best(group, samples, config.sft_own_best)
+            trained.append((canonical(samples), best))
     if not trainable_steps:
         reasons = "; ".join(f"{n} x {reason}" for reason, n in left_out.most_common()) or "they have none"
         raise NothingToTrainError(
@@ -118,23 +141,44 @@ def prepare(
         "trajectories_failed": float(sum(t.failed for t in everyone)),
         "trajectories_unscored": float(sum(not t.failed and not _rewards(t) for t in everyone)),
         "steps_left_out": float(left_out.total()),
-        **tree_metrics(minibatches, [s for g in trained for s in g]),
+        "steps_truncated": float(sum(s.finish_reason == "length" for t in everyone for s in t.steps)),
+        **tree_metrics(minibatches, [s for g, _ in trained for s in g]),
     }
     return Batch(minibatches, metrics, left_out)
 
 
 def _deal(
-    trained: Sequence[Sequence[Sample]], config: TrainConfig, generator: torch.Generator
+    trained: Sequence[tuple[Sequence[Sample], Sequence[Sample]]],
+    config: TrainConfig,
+    generator: torch.Generator,
 ) -> tuple[Minibatch, ...]:
     """Groups dealt into minibatches, from an order that is theirs to one that is the seed's."""
     size = config.groups_per_update or max(1, len(trained))
-    dealt = sorted(trained, key=lambda samples: [(s.ids, s.advantage) for s in samples])
+    dealt = sorted(trained, key=lambda group: [(s.ids, s.advantage) for s in group[0]])
     if len(dealt) > size:
         dealt = [dealt[i] for i in torch.randperm(len(dealt), generator=generator).tolist()]
     return tuple(
-        minibatch([s for g in dealt[i : i + size] for s in g], AVERAGING[config.loss], config.token_budget)
+        minibatch(
+            [s for samples, _ in dealt[i : i + size] for s in samples],
+            config.averaging,
+            config.token_budget,
+            length=config.loss_length,
+            best=[s for _, best in dealt[i : i + size] for s in best],
+        )
         for i in range(0, len(dealt), size)
     )
+
+
+def _best(group: TrajectoryGroup, samples: Sequence[Sample], count: int) -> list[Sample]:
+    """Samples of a group's best rollouts: those of the highest rewards, above the group's mean."""
+    by_rollout: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_rollout.setdefault(sample.rollout, []).append(sample)
+    worth = {t.id: math.fsum(r) / len(r) for t in group if (r := _rewards(t))}
+    mean = math.fsum(worth.values()) / len(worth)
+    above = [(r, canonical(own)) for r, own in by_rollout.items() if worth[r] > mean]
+    above.sort(key=lambda rollout: (-worth[rollout[0]], [s.ids for s in rollout[1]]))
+    return [s for _, own in above[:count] for s in own]
 
 
 def _rewards(trajectory: Trajectory) -> list[float]:

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 
 from art_core.config import TrainConfig
+from art_core.errors import ConfigError
 from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
+from art_core.training.coefficients import Coefficients
 from art_core.training.guardrails import TrainEvent, check_update
 from art_core.training.optimizer import Optimizer, scheduled_rate
 from art_core.training.policy import BASE, TRAINING, Policy
@@ -27,6 +29,7 @@ from art_core.training.update import (
     accumulate_policy_gradient,
     accumulate_sft_gradient,
     joined,
+    reads_ahead,
     reference_logprobs,
 )
 from art_core.types import TrajectoryGroup
@@ -57,6 +60,7 @@ class Trainer:
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = self._new_optimizer()
         self.sft_optimizer = self._new_optimizer()
+        self.coefficients = Coefficients.of(config)
 
     def _new_optimizer(self) -> Optimizer:
         return Optimizer(
@@ -71,6 +75,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "sft_optimizer": self.sft_optimizer.state_dict(),
             "generator": self.generator.get_state(),
+            "coefficients": self.coefficients.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -78,12 +83,14 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.sft_optimizer.load_state_dict(state["sft_optimizer"])
         self.generator.set_state(state["generator"])
+        self.coefficients = Coefficients(**state["coefficients"])
 
     def train(
         self,
         groups: Sequence[TrajectoryGroup],
         *,
         train: Train = None,
+        imitate: Sequence[Supervised] = (),
         progress: Progress | None = None,
     ) -> TrainReport:
         """Make the updates that a batch of groups is good for.
@@ -91,14 +98,18 @@ class Trainer:
         Args:
             groups: with rewards. Failed and unscored members are left out of baselines and updates.
             train: which steps to train, as in ``Nodes("planner")``; None: every one that can be.
+            imitate: a data set mixed in against forgetting: each update draws ``sft_batch`` of its items
+                and adds ``sft_weight`` times their mean negative log-likelihood.
             progress: called after each forward pass.
 
         Raises:
+            ConfigError: there is something to imitate and no ``sft_weight``, or the other way round.
             NothingToTrainError: no group, no reward, or no step that can be trained. Groups without a
                 spread of rewards are no error: the report counts them.
         """
         began = time.perf_counter()
         config = self.config
+        _check_mix(config, imitate)
         batch = prepare(groups, config, self.generator, train=train)
         advance = self._progress(batch, progress)
         several = config.epochs * len(batch.minibatches) > 1
@@ -112,24 +123,33 @@ class Trainer:
             for i, m in enumerate(batch.minibatches)
         ]
         seen: list[UpdateFigures] = []
+        imitated: list[float] = []
         norms: list[float] = []
         events: list[TrainEvent] = []
         rate = self._rate()
+        used = Coefficients.of(config, self.coefficients)
         for _ in range(config.epochs):
             for i, m in enumerate(batch.minibatches):
                 self.optimizer.zero_grad()
+                used = Coefficients.of(config, self.coefficients)
                 figures, now = accumulate_policy_gradient(
-                    self.policy, m, config, proximal=proximal[i], base=base[i], advance=advance
+                    self.policy, m, config, used, proximal=proximal[i], base=base[i], advance=advance
                 )
                 proximal[i] = proximal[i] or now
                 seen.append(figures)
+                imitated += self._imitate(m, imitate)
                 rate = self._rate()
                 norm, event = self._apply(self.optimizer, figures, rate, config.max_kl)
                 norms.append(norm)
                 events += [event] if event else []
+                if event is None:
+                    self.coefficients = used.after(
+                        config, kl=figures.mean_kl_base, entropy=figures.mean_entropy
+                    )
         metrics = {
             **batch.metrics,
             **update_metrics(seen, norms, rate, skipped=len(events)),
+            **_mix_metrics(config, used, imitated),
             "seconds": time.perf_counter() - began,
         }
         return TrainReport(metrics, tuple(events), dict(batch.left_out))
@@ -193,6 +213,18 @@ class Trainer:
         }
         return TrainReport(metrics, tuple(events))
 
+    def _imitate(self, batch: Minibatch, data: Sequence[Supervised]) -> list[float]:
+        """Add the gradient of what one update imitates; its mean negative log-likelihood, if anything."""
+        config = self.config
+        chosen = torch.randperm(len(data), generator=self.generator)[: config.sft_batch].tolist()
+        samples = [*supervised_samples(self.policy.tokenizer, [data[i] for i in chosen])] if chosen else []
+        samples += batch.best
+        if not samples:
+            return []
+        mixed = minibatch(samples, "token", config.token_budget, scale=config.sft_weight)
+        figures = accumulate_sft_gradient(self.policy, mixed)
+        return [figures.loss / config.sft_weight]
+
     def _rate(self) -> float:
         return scheduled_rate(
             self.config.learning_rate,
@@ -224,8 +256,8 @@ class Trainer:
         pieces = [len(m.pieces) for m in batch.minibatches]
         config = self.config
         total = sum(pieces) * (config.epochs + (1 if config.kl_coef else 0)) + sum(pieces[1:])
-        if config.loss == "gspo":
-            total += sum(pieces) * config.epochs - (pieces[0] if pieces else 0)
+        total += sum(pieces[:1]) * reads_ahead(config, first=True)
+        total += (sum(pieces) * config.epochs - sum(pieces[:1])) * reads_ahead(config, first=False)
         done = 0
 
         def advance() -> None:
@@ -234,6 +266,29 @@ class Trainer:
             progress(done, total)
 
         return advance
+
+
+def _check_mix(config: TrainConfig, imitate: Sequence[Supervised]) -> None:
+    if imitate and not config.sft_weight:
+        raise ConfigError(
+            f"{len(imitate)} items to imitate were given, but sft_weight is 0: set it, 0.1 for example"
+        )
+    if config.sft_weight and not imitate and not config.sft_own_best:
+        raise ConfigError(
+            f"sft_weight={config.sft_weight:g}, but there is nothing to imitate: give train(imitate=...) a "
+            "data set, or set sft_own_best"
+        )
+
+
+def _mix_metrics(config: TrainConfig, used: Coefficients, imitated: Sequence[float]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    if config.kl_coef:
+        metrics["kl_coef"] = used.kl
+    if config.entropy_coef or config.entropy_target is not None:
+        metrics["entropy_coef"] = used.entropy
+    if imitated:
+        metrics["sft_loss"] = sum(imitated) / len(imitated)
+    return metrics
 
 
 def update_metrics(
@@ -260,6 +315,7 @@ def update_metrics(
             "ratio_max": float(whole.ratio.max()),
             "importance_mean": float(whole.importance.mean()),
             "importance_max": float(whole.importance.max()),
+            "masked_fraction": float((whole.importance == 0).float().mean()),
         }
     if len(whole.ratio) and not torch.isnan(whole.old_logprob).all():
         metrics["kl_old_new"] = whole.kl_old_new

@@ -13,26 +13,14 @@ and behaviour (stale versions, another engine's numerics) is a truncated importa
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from art_core.config import LossName
+from art_core.config import Averaging, LevelName, LossName
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to this before ``exp``: e^20 is beyond any clip and far from overflow."""
-
-Averaging = Literal["rollout", "token", "constant"]
-
-AVERAGING: dict[LossName, Averaging] = {
-    "grpo": "rollout",
-    "dr_grpo": "constant",
-    "dapo": "token",
-    "gspo": "rollout",
-    "cispo": "token",
-}
-"""How each loss's paper averages over tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +29,7 @@ class PolicyLoss:
 
     Attributes:
         loss: to be weighted and summed  [entries].
-        ratio: new / proximal probability, of the token or (gspo) of its segment; no gradient  [entries].
+        ratio: new / proximal probability, of the token or of its sequence; no gradient  [entries].
         clipped: whether clipping stopped the entry's gradient  [entries].
     """
 
@@ -62,23 +50,48 @@ def log_ratio(new: Tensor, old: Tensor) -> Tensor:
     return (new - known).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def importance_weights(proximal: Tensor, behaviour: Tensor, cap: float | None) -> Tensor:
-    """Truncated importance weights ``min(proximal / behaviour, cap)`` without gradient.
+def importance_weights(
+    proximal: Tensor,
+    behaviour: Tensor,
+    cap: float | None,
+    *,
+    floor: float | None = None,
+    mask: bool = False,
+    sequence_log_ratio: Tensor | None = None,
+) -> Tensor:
+    """Importance weights ``w = proximal / behaviour`` for what the server sampled, without gradient.
 
-    (Ionides 2008; for the mismatch of server and trainer: Yao et al. 2025, "Your efficient RL framework
-    secretly brings you off-policy RL training".)
+    - Truncated, ``min(w, cap)``: bounded variance for some bias (Ionides 2008; for the mismatch of server
+      and trainer: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL
+      training").
+    - Masked, ``w`` where ``floor <= w <= cap`` and 0 elsewhere: tokens on which server and trainer disagree
+      that much say nothing reliable (IcePop; Ling team 2025, arXiv:2510.18855; masked importance
+      sampling, Liu et al. 2025, "When speed kills stability").
 
     Args:
         proximal: the trainer's log-probabilities before the update  [entries].
         behaviour: the server's when it sampled; NaN where unknown, which weighs 1  [entries].
         cap: the largest weight; None: no correction, every weight is 1.
+        floor: with ``mask``: the smallest weight that is kept; None: every small one is.
+        mask: leave weights beyond the bounds out, rather than cut them.
+        sequence_log_ratio: the log-ratio of each entry's whole answer (the sum over its tokens), in place
+            of the token's own: one weight for each answer  [entries].
 
     Returns:
         Weights  [entries].
     """
     if cap is None:
         return torch.ones_like(proximal)
-    return log_ratio(proximal.detach(), behaviour).exp().clamp(max=cap)
+    log_w = log_ratio(proximal.detach(), behaviour)
+    if sequence_log_ratio is not None:
+        log_w = sequence_log_ratio.detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    weights = log_w.exp()
+    if not mask:
+        return weights.clamp(max=cap)
+    kept = weights <= cap
+    if floor is not None:
+        kept &= weights >= floor
+    return torch.where(kept, weights, torch.zeros_like(weights))
 
 
 def kl(new: Tensor, reference: Tensor) -> Tensor:
@@ -106,11 +119,19 @@ def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
         values: [entries].
         segments: number of each entry's step or rollout  [entries].
     """
-    _, index = torch.unique(segments, return_inverse=True)
-    count = int(index.max()) + 1 if len(index) else 0
-    sums = values.new_zeros(count).index_add(0, index, values)
-    sizes = torch.bincount(index, minlength=count).to(values.dtype)
-    return (sums / sizes)[index]
+    sizes = segment_sum(torch.ones_like(values), segments)
+    return segment_sum(values, segments) / sizes
+
+
+def segment_sum(values: Tensor, segments: Tensor) -> Tensor:
+    """Each entry's value replaced by the sum over its segment.
+
+    Args:
+        values: [entries].
+        segments: number of each entry's step or rollout  [entries].
+    """
+    found, index = torch.unique(segments, return_inverse=True)
+    return values.new_zeros(len(found)).index_add(0, index, values)[index]
 
 
 def policy_loss(
@@ -121,6 +142,7 @@ def policy_loss(
     *,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
+    level: LevelName | None = None,
     segment_log_ratio: Tensor | None = None,
 ) -> PolicyLoss:
     r"""The loss of each train entry.
@@ -129,12 +151,15 @@ def policy_loss(
 
     - ``grpo`` (arXiv:2402.03300, eq. 3), ``dr_grpo`` (arXiv:2503.20783), ``dapo`` (arXiv:2503.14476,
       eq. 8): ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)``, PPO's clipped surrogate; they differ
-      in how tokens are averaged (`AVERAGING`), and DAPO clips higher than it clips low (0.28, 0.2).
-    - ``gspo`` (arXiv:2507.18071, eq. 14): the same with the segment's ratio ``s = exp(mean(log r))``, its
-      gradient spread over the segment's tokens (GSPO-token), which is GSPO's where a segment's tokens
-      weigh the same. Its ratios stay near 1: clip at about 3e-4.
+      in how tokens are averaged (`config.AVERAGING`), and DAPO clips higher than it clips low (0.28, 0.2).
+    - ``gspo`` (arXiv:2507.18071, eq. 5 and 14): the same at the level of the sequence. Its ratios stay near
+      1: clip at about 3e-4.
     - ``cispo`` (MiniMax-M1, arXiv:2506.13585, eq. 4): ``-sg(min(r, 1 + clip_high)) A new``: no token's
       gradient is dropped, only its weight is bounded. There is no lower clip.
+
+    At the level of the sequence, the ratio is the geometric mean over an answer's tokens, ``s =
+    exp(mean(log r))``, and its gradient is spread over them (GSPO-token), which is the gradient of ``s``
+    where an answer's tokens weigh the same.
 
     Args:
         name: which one.
@@ -143,19 +168,22 @@ def policy_loss(
         advantages: [entries].
         clip_low: the ratio is clipped below ``1 - clip_low``.
         clip_high: the ratio is clipped above ``1 + clip_high``.
-        segment_log_ratio: gspo: mean log-ratio of each entry's segment, over all its tokens, also those
-            that other pieces of the tree hold; no gradient  [entries].
+        level: what the ratio is of; None: the loss's own, sequence for gspo and token for others.
+        segment_log_ratio: sequence: mean log-ratio of each entry's answer, over all its tokens, also
+            those that other pieces of the tree hold; no gradient  [entries].
 
     Returns:
         Losses, ratios and which entries were clipped.
 
     Raises:
-        ValueError: gspo without ``segment_log_ratio``.
+        ValueError: the ratio is a sequence's and there is no ``segment_log_ratio``.
     """
     log_r = log_ratio(new, proximal)
-    if name == "gspo":
+    if (level or ("sequence" if name == "gspo" else "token")) == "sequence":
         if segment_log_ratio is None:
-            raise ValueError("gspo needs segment_log_ratio, the mean log-ratio of each entry's segment")
+            raise ValueError(
+                "a sequence's ratio needs segment_log_ratio, the mean log-ratio of each entry's answer"
+            )
         # The segment's ratio in value, this token's share of its gradient.
         log_r = segment_log_ratio.detach() + (new - new.detach())
     ratio = log_r.exp()
@@ -167,17 +195,18 @@ def policy_loss(
     return PolicyLoss(-torch.minimum(surrogate, limited), ratio.detach(), (limited < surrogate).detach())
 
 
-def token_weights(averaging: Averaging, rollouts: Tensor) -> Tensor:
+def token_weights(averaging: Averaging, rollouts: Tensor, *, length: int | None = None) -> Tensor:
     """Weights that make a sum over entries the average that a loss wants.
 
     - ``rollout``: mean over each rollout's tokens, then over rollouts.
     - ``token``: mean over all tokens, so that long rollouts weigh more.
-    - ``constant``: sum over each rollout's tokens divided by one constant, the length of the batch's
-      longest rollout, then mean over rollouts: no rollout's tokens weigh less because it is long.
+    - ``constant``: sum over each rollout's tokens divided by one constant, then mean over rollouts: no
+      rollout's tokens weigh less because it is long (Dr. GRPO, arXiv:2503.20783, section 3.2).
 
     Args:
         averaging: which.
         rollouts: number of each entry's rollout  [entries].
+        length: the constant, in tokens; None: the length of the batch's longest rollout.
 
     Returns:
         Weights in float64  [entries].
@@ -189,5 +218,5 @@ def token_weights(averaging: Averaging, rollouts: Tensor) -> Tensor:
     _, index, lengths = torch.unique(rollouts, return_inverse=True, return_counts=True)
     count = len(lengths)
     if averaging == "constant":
-        return torch.full((len(rollouts),), 1 / (count * int(lengths.max())), dtype=torch.float64)
+        return torch.full((len(rollouts),), 1 / (count * (length or int(lengths.max()))), dtype=torch.float64)
     return 1 / (lengths[index].to(torch.float64) * count)

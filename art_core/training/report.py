@@ -22,15 +22,18 @@ class TrainReport:
             ``trajectories``, ``trajectories_failed``, ``trajectories_unscored``, ``steps_left_out``,
             ``entries`` (tokens trained), ``tree_nodes`` (tokens when each is computed once),
             ``tokens_total`` (tokens as rows), ``unique_share`` (nodes per token), ``fork_rate`` (rows
-            that a trajectory needs beyond its first), ``null_logprobs``.
+            that a trajectory needs beyond its first), ``null_logprobs``, ``steps_truncated`` (answers that
+            ``max_tokens`` cut off).
 
             Of the updates, as means over their entries: ``kl_old_new`` (nats, from the policy that
             sampled to the one before the update), ``kl_base`` (nats; when it is part of the loss),
             ``entropy`` (nats), ``clip_fraction``, ``ratio_mean``, ``ratio_max`` (new to proximal),
-            ``importance_mean``, ``importance_max`` (proximal to behaviour, truncated). As means over
-            updates: ``loss``, ``grad_norm`` (before clipping).
+            ``importance_mean``, ``importance_max`` (proximal to behaviour, truncated), ``masked_fraction``
+            (tokens whose importance weight is 0: they were left out). As means over updates: ``loss``,
+            ``grad_norm`` (before clipping), ``sft_loss`` (nats; of what is imitated beside).
 
-            ``learning_rate`` (of the last update), ``updates``, ``updates_skipped``, ``seconds``.
+            ``learning_rate``, ``kl_coef``, ``entropy_coef`` (of the last update), ``updates``,
+            ``updates_skipped``, ``seconds``.
         events: what training did on its own: updates it skipped, and why.
         left_out: steps that were not trained, by reason.
     """
@@ -52,6 +55,7 @@ _SUMS = (
     "trajectories_failed",
     "trajectories_unscored",
     "steps_left_out",
+    "steps_truncated",
     "entries",
     "tree_nodes",
     "tokens_total",
@@ -60,6 +64,7 @@ _SUMS = (
     "updates_skipped",
     "seconds",
 )
+_LAST = ("learning_rate", "kl_coef", "entropy_coef")
 _OF_TRAJECTORIES = ("reward_mean", "reward_std")
 
 
@@ -80,7 +85,7 @@ def merge_reports(reports: Sequence[TrainReport]) -> TrainReport:
             metrics[name] = sum(m[name] for m in having)
         elif name.endswith("_max"):
             metrics[name] = max(m[name] for m in having)
-        elif name == "learning_rate":
+        elif name in _LAST:
             metrics[name] = having[-1][name]
         else:
             of = "trajectories" if name in _OF_TRAJECTORIES else "entries"

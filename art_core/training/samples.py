@@ -15,8 +15,11 @@ from itertools import pairwise
 from art_core.selection import Train, choose
 from art_core.types import Trajectory
 
-NO_REWARD = "no reward applies to it"
-"""Why a step is left out of a trajectory that has rewards for other steps only."""
+NO_ADVANTAGE = "no reward applies to it, or none that differs from those it is compared with"
+"""Why a step is left out while others of its group are trained."""
+
+TRUNCATED = "cut off by max_tokens"
+"""Why a step is left out with ``mask_truncated``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def trajectory_samples(
     *,
     train: Train = None,
     include_superseded: bool = False,
+    mask_truncated: bool = False,
 ) -> tuple[list[Sample], Counter[str]]:
     """The steps of a trajectory that are trained, as samples.
 
@@ -72,6 +76,8 @@ def trajectory_samples(
         advantages: by step id; steps without one are left out. None: all are 1, to imitate them.
         train: the user's choice among its steps; None: every one that can be trained.
         include_superseded: also train attempts that a later one replaced.
+        mask_truncated: leave out answers that ``max_tokens`` cut off (overlong filtering; DAPO,
+            arXiv:2503.14476, section 3.4): their end says nothing about how good they were.
 
     Returns:
         Samples, and how many steps were left out, by reason.
@@ -82,7 +88,10 @@ def trajectory_samples(
     for step in chosen.steps:
         advantage = 1.0 if advantages is None else advantages.get(step.id)
         if advantage is None or step.tokens is None:
-            left_out[NO_REWARD] += 1
+            left_out[NO_ADVANTAGE] += 1
+            continue
+        if mask_truncated and step.finish_reason == "length":
+            left_out[TRUNCATED] += 1
             continue
         tokens = step.tokens
         samples.append(

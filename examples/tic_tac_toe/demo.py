@@ -89,7 +89,7 @@ class Demo:
             name=f"player-{time.strftime('%Y%m%d-%H%M%S')}-seed{options.seed}",
             lora=LoRAConfig(rank=16, alpha=32),
             train=TrainConfig(
-                learning_rate=options.learning_rate, advantage_std=True, token_budget=options.token_budget
+                learning_rate=options.learning_rate, advantage="std", token_budget=options.token_budget
             ),
             seed=options.seed,
         )

@@ -150,7 +150,7 @@ def test_a_plain_client_learns_a_task_whose_best_answer_is_known(tmp_path: Path)
     # A narrow random model cannot be sure of anything: its logits are too close together.
     wide = str(tiny_model(tmp_path / "wide", hidden=256))
     with serve(
-        make(wide, train=TrainConfig(learning_rate=3e-3, advantage_std=True), batch_size=16), tmp_path
+        make(wide, train=TrainConfig(learning_rate=3e-3, advantage="std"), batch_size=16), tmp_path
     ) as model:
         both = [[*ASK, {"role": "assistant", "content": answer}] for answer in ("yes", "no")]
         model.sft(both, steps=20, batch_size=2, learning_rate=1e-2)

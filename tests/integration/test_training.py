@@ -16,6 +16,7 @@ from art_core.config import LoRAConfig, LossName, TrainConfig
 from art_core.errors import NothingToTrainError
 from art_core.selection import Nodes
 from art_core.training.batch import minibatch
+from art_core.training.coefficients import Coefficients
 from art_core.training.grpo import Trainer
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.losses import policy_loss
@@ -305,7 +306,13 @@ def test_the_gradient_does_not_depend_on_how_the_tree_was_cut(
         ]
         base = [torch.full((len(p.entries),), -5.0) for p in cut.pieces]
         figures, _ = accumulate_policy_gradient(
-            policy, cut, config, proximal=proximal, base=base, advance=lambda: None
+            policy,
+            cut,
+            config,
+            Coefficients.of(config),
+            proximal=proximal,
+            base=base,
+            advance=lambda: None,
         )
         results.append((figures.loss, [p.grad.clone() for p in policy.trainable_parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_core.config import LossName
+from art_core.config import AVERAGING, LossName
 from art_core.training.losses import (
-    AVERAGING,
     importance_weights,
     kl,
     policy_loss,
