@@ -15,10 +15,15 @@ from itertools import repeat
 from typing import Any, cast
 
 from art_core.errors import CaptureError
+from art_core.packed import FIELD as PACKED_FIELD
+from art_core.packed import read_packed
 from art_core.recording import new_id
 from art_core.streaming import Body, shown
 from art_core.streaming import StreamAssembler as StreamAssembler
 from art_core.types import Message, PolicyVersion, Step, StepIdentity, StepTokens, ToolSpec
+
+_ENVELOPE = frozenset({"id", "object", "created", "model", "choices"})
+"""What every chunk of a stream has."""
 
 _NOT_SAMPLING = frozenset(
     {"messages", "tools", "model", "prompt", "stream", "stream_options", "return_token_ids"}
@@ -34,16 +39,23 @@ class Asked:
         token_ids: the request has ``return_token_ids``.
         stream: the answer is to come in chunks.
         usage: a stream is to end with token counts.
+        packed: the client is one of ours and reads packed tokens (`art_core.packed`).
     """
 
     logprobs: bool = False
     token_ids: bool = False
     stream: bool = False
     usage: bool = False
+    packed: bool = False
+
+    @property
+    def may_be_packed(self) -> bool:
+        """Whether the server may pack the tokens: who asked for them unpacked gets them so."""
+        return self.packed or not (self.logprobs or self.token_ids)
 
     @classmethod
-    def of(cls, request: Body) -> "Asked":
-        """Read it from the request as the client sent it."""
+    def of(cls, request: Body, *, packed: bool = False) -> "Asked":
+        """Read it from the request as the client sent it; ``packed`` is said by a header."""
         options = request.get("stream_options")
         logprobs = request.get("logprobs")
         return cls(
@@ -52,6 +64,7 @@ class Asked:
             token_ids=bool(request.get("return_token_ids")),
             stream=bool(request.get("stream")),
             usage=isinstance(options, Mapping) and bool(cast(Body, options).get("include_usage")),
+            packed=packed,
         )
 
 
@@ -118,6 +131,8 @@ def usage_of(body: Body, choices: Sequence[CapturedChoice] = ()) -> dict[str, in
 def strip(body: Body, asked: Asked) -> dict[str, Any]:
     """A copy of an answer, or of a chunk of one, without what the client did not ask for."""
     stripped = dict(body)
+    if not asked.packed:
+        stripped.pop(PACKED_FIELD, None)
     if not asked.token_ids:
         stripped.pop("prompt_token_ids", None)
     choices: Any = body.get("choices")
@@ -132,8 +147,10 @@ def strip(body: Body, asked: Asked) -> dict[str, Any]:
 def says_nothing(chunk: Body) -> bool:
     """Whether a stripped chunk holds nothing for the client: it was sent for its token ids alone."""
     choices: Any = chunk.get("choices")
-    if chunk.get("usage") or chunk.get("error") or not isinstance(choices, list) or not choices:
+    if chunk.get("usage") or chunk.get("error") or not isinstance(choices, list):
         return False
+    if not choices:
+        return chunk.keys() <= _ENVELOPE
     for choice in cast(list[Any], choices):
         if not isinstance(choice, Mapping):
             return False
@@ -275,6 +292,8 @@ def _read_choice(choice: Any, position: int, body: Body) -> CapturedChoice:
 
 def _read_tokens(choice: Body, body: Body) -> tuple[StepTokens | None, str | None]:
     """The tokens, and why they cannot be trained on; tokens are None where they are not exact."""
+    if body.get(PACKED_FIELD) is not None:
+        return _read_packed_tokens(body[PACKED_FIELD], choice.get("index") or 0)
     ids: Any = choice.get("token_ids")
     prompt: Any = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
     if not isinstance(ids, list):
@@ -293,6 +312,19 @@ def _read_tokens(choice: Body, body: Body) -> tuple[StepTokens | None, str | Non
     if len(logprobs) != len(cast(list[Any], ids)):
         return None, f"{len(cast(list[Any], ids))} token ids but {len(logprobs)} logprobs"
     return StepTokens(tuple(cast(list[int], prompt)), tuple(cast(list[int], ids)), tuple(logprobs)), None
+
+
+def _read_packed_tokens(field: Any, index: int) -> tuple[StepTokens | None, str | None]:
+    packed = read_packed(field, index)
+    if packed is None:
+        return None, f"no token ids of choice {index} among the packed tokens"
+    if not packed.prompt:
+        return None, "no token ids of the prompt"
+    if not packed.ids:
+        return None, "the completion is empty"
+    if len(packed.logprobs) != len(packed.ids):
+        return None, f"{len(packed.ids)} token ids but {len(packed.logprobs)} logprobs"
+    return StepTokens(*packed), None
 
 
 def _read_logprobs(logprobs: Any) -> list[float | None] | None:

@@ -14,12 +14,16 @@ from typing import Any, cast
 from art_core.capture import Asked, read_completion, request_extras, says_nothing, strip, usage_of
 from art_core.errors import CaptureError
 from art_core.fast_json import read_json
+from art_core.inference.availability import ALWAYS, Availability
+from art_core.packed import HEADER as TOKENS_HEADER
+from art_core.packed import PACKED
 from art_core.recording import new_id
 from art_core.sdk_http import httpx
 from art_core.streaming import DONE, Body, EventDecoder, StreamAssembler, shown
 
 HEADER = "x-art-exchange"
 _HEADER_BYTES = HEADER.encode()
+_PACKED_HEADER = (TOKENS_HEADER.encode(), PACKED.encode())
 
 UNFINISHED = "the stream ended before the completion did"
 """The problem of a stream that was cut, or that its reader left."""
@@ -57,17 +61,26 @@ class Exchange:
         base_url: where the policy answers now, ending in ``/v1``.
         model: the name to send; None: the one that the request has.
         api_key: sent as the bearer token; None: what the request has.
+        server: says whether the server can be asked now, and again after a failure.
 
     Attributes:
         request: the JSON body as the client meant it, under the name that was sent; None until it was.
         answer: what the server said, whole; None until then.
         problem: why there is no answer, as far as HTTP can tell.
-        attempts: requests sent; more than one when the SDK retried.
+        attempts: requests sent; more than one when the SDK retried, or the server was restarted.
         ended_at: `time.perf_counter` when the answer's last byte came.
     """
 
-    def __init__(self, base_url: str, *, model: str | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        model: str | None = None,
+        api_key: str | None = None,
+        server: Availability = ALWAYS,
+    ) -> None:
         self.id = new_id("x")
+        self.server = server
         self.base_url = base_url.rstrip("/")
         self.model = model
         self.api_key = api_key
@@ -98,7 +111,9 @@ class Exchange:
         request.url = url = _url(self.base_url, request.url.path)
         request.stream = httpx.ByteStream(content)
         ours = [(b"Host", url.netloc), (b"Content-Length", b"%d" % len(content))]
-        replaced = {_HEADER_BYTES, b"host", b"content-length"}
+        replaced = {_HEADER_BYTES, _PACKED_HEADER[0], b"host", b"content-length"}
+        if self._asked.may_be_packed:
+            ours.append(_PACKED_HEADER)
         if self.api_key is not None:
             ours.append((b"Authorization", f"Bearer {self.api_key}".encode()))
             replaced.add(b"authorization")
@@ -108,6 +123,11 @@ class Exchange:
         timeout = request.extensions.get("timeout")
         if timeout:
             request.extensions = {**request.extensions, "timeout": {**timeout, "pool": None}}
+
+    @staticmethod
+    def suspicious(status: int) -> bool:
+        """Whether a server that dies, or has lost a version, may answer like this."""
+        return status >= 500 or status == 404
 
     # -- the answer --------------------------------------------------------------------------------
 

@@ -8,11 +8,13 @@ benchmarks, and lets a fault cut a connection at any byte.
 """
 
 import asyncio
+import base64
 import codecs
 import json
 import math
 import random
 import socket
+import struct
 import threading
 import time
 from collections import Counter
@@ -161,6 +163,7 @@ class FakeVLLM:
         null_logprobs: positions whose logprob is sent as null.
         nan_logprobs: positions whose logprob is sent as NaN.
         reasoning_field: ``reasoning_content`` or ``reasoning`` (vLLM's newer name).
+        packed: whether tokens are packed for clients that read them so, as by the plugin of ours.
     """
 
     def __init__(
@@ -177,6 +180,7 @@ class FakeVLLM:
         null_logprobs: Sequence[int] = (),
         nan_logprobs: Sequence[int] = (),
         reasoning_field: str = "reasoning_content",
+        packed: bool = False,
     ) -> None:
         self.models = models
         self.latency = latency
@@ -188,6 +192,7 @@ class FakeVLLM:
         self.null_logprobs = tuple(null_logprobs)
         self.nan_logprobs = tuple(nan_logprobs)
         self.reasoning_field = reasoning_field
+        self.packed = packed
         self.requests: list[Answered] = []
         self.faults: Counter[str] = Counter()
         self.open_connections = 0
@@ -307,6 +312,24 @@ class FakeVLLM:
         pairs = zip((reply.tokens or ())[start:end], (reply.logprobs or ())[start:end], strict=False)
         return '{"content": [' + ", ".join(_logprob_entry(t, p) for t, p in pairs) + "]}"
 
+    def _packs(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+        asked = request.get("return_token_ids") and request.get("logprobs")
+        return bool(self.packed and asked and headers.get("x-art-tokens") == "packed")
+
+    def _packed(self, prompt: Sequence[int], choices: Sequence[Reply]) -> dict[str, Any]:
+        def numbers(kind: str, values: Sequence[Any]) -> str:
+            return base64.b64encode(struct.pack(f"<{len(values)}{kind}", *values)).decode()
+
+        tokens = [
+            {
+                "index": index,
+                "ids": numbers("i", reply.tokens or ()),
+                "logprobs": numbers("f", [math.nan if p is None else p for p in reply.logprobs or ()]),
+            }
+            for index, reply in enumerate(choices)
+        ]
+        return {"prompt": numbers("i", prompt), "choices": tokens}
+
     def _usage(self, prompt: Sequence[int], choices: Sequence[Reply]) -> dict[str, int]:
         sampled = sum(len(c.tokens or ()) for c in choices)
         return {
@@ -324,8 +347,10 @@ class FakeVLLM:
             "model": request.get("model"),
         }
 
-    def _chat(self, request: dict[str, Any], choices: Sequence[Reply]) -> bytes:
+    def _chat(self, request: dict[str, Any], choices: Sequence[Reply], *, packs: bool = False) -> bytes:
         prompt = prompt_ids(request)
+        if packs:
+            request = {**request, "return_token_ids": None, "logprobs": None}
         wants_ids = self.token_ids and request.get("return_token_ids")
         wants_logprobs = self.logprobs and request.get("logprobs")
         parts: list[str] = []
@@ -345,6 +370,8 @@ class FakeVLLM:
             body["usage"] = self._usage(prompt, choices)
         if wants_ids:
             body["prompt_token_ids"] = prompt
+        if packs:
+            body["art_tokens"] = self._packed(prompt, choices)
         return f'{json.dumps(body)[:-1]}, "choices": [{", ".join(parts)}]}}'.encode()
 
     def _text(self, request: dict[str, Any], choices: Sequence[Reply]) -> bytes:
@@ -372,8 +399,12 @@ class FakeVLLM:
             body["usage"] = self._usage(prompt, choices)
         return json.dumps(body).encode()
 
-    async def _chat_stream(self, request: dict[str, Any], choices: Sequence[Reply]) -> AsyncIterator[bytes]:
+    async def _chat_stream(
+        self, request: dict[str, Any], choices: Sequence[Reply], *, packs: bool = False
+    ) -> AsyncIterator[bytes]:
         prompt = prompt_ids(request)
+        if packs:
+            request = {**request, "return_token_ids": None, "logprobs": None}
         head = self._head(request, "chat.completion.chunk")
         wants_ids = self.token_ids and request.get("return_token_ids")
         wants_logprobs = self.logprobs and request.get("logprobs")
@@ -392,6 +423,8 @@ class FakeVLLM:
             deltas = _deltas(reply, self.chunk_tokens, self.reasoning_field)
             for position, (start, end, delta) in enumerate(deltas):
                 last = position == len(deltas) - 1
+                if packs and not (delta or last):
+                    continue  # such chunks are sent for their tokens alone
                 extra = f', "token_ids": {json.dumps(ids[start:end])}' if wants_ids else ""
                 logprobs = self._logprobs_json(reply, start, end) if wants_logprobs else "null"
                 extra += f', "logprobs": {logprobs}'
@@ -400,6 +433,9 @@ class FakeVLLM:
                 yield chunk(index, delta, reply.finish_reason if last else None, extra)
         if self.usage and (request.get("stream_options") or {}).get("include_usage"):
             body = {**head, "choices": [], "usage": self._usage(prompt, choices)}
+            yield f"data: {json.dumps(body)}\n\n".encode()
+        if packs:
+            body = {"object": head["object"], "choices": [], "art_tokens": self._packed(prompt, choices)}
             yield f"data: {json.dumps(body)}\n\n".encode()
         yield b"data: [DONE]\n\n"
 
@@ -483,12 +519,15 @@ class FakeVLLM:
         wait = self.latency + max(c.delay for c in choices)
         if wait:
             await asyncio.sleep(wait)
+        packs = self._packs(body, headers)
         if not path.endswith("/chat/completions"):
             _send(writer, 200, self._text(body, choices))
         elif body.get("stream"):
-            await self._stream(writer, self._chat_stream(body, choices), cut=fault == "cut_stream")
+            await self._stream(
+                writer, self._chat_stream(body, choices, packs=packs), cut=fault == "cut_stream"
+            )
         else:
-            _send(writer, 200, self._chat(body, choices))
+            _send(writer, 200, self._chat(body, choices, packs=packs))
 
     async def _fault(
         self, kind: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, streaming: bool
