@@ -8,6 +8,9 @@ unchanged on every path (create, parse, stream, retries), where context variable
 iterates a stream, and in which task. In the transport the request gets its address, its policy version
 and capture's extras; the answer is read once, kept, and handed on without what was not asked for.
 
+Where the exchange's server is one that is restarted when it dies, a request waits for it, and is sent again
+when its answer did not begin to come: it was not accepted, or what was sampled is lost with the server.
+
 Connections are bounded for each event loop, and for all threads together. A call that finds none free
 waits for as long as its caller lets it: there is no timeout of its own.
 """
@@ -17,13 +20,17 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from functools import lru_cache
-from typing import Any, cast
+from itertools import chain
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from art_core.exchange import UNFINISHED as UNFINISHED
 from art_core.exchange import Exchange as Exchange
 from art_core.exchange import exchange_of
+from art_core.inference.availability import MAX_LIVES
 from art_core.plain_transport import PlainTransport
 from art_core.sdk_http import httpx
+
+Rest = TypeVar("Rest")
 
 # -- transports --------------------------------------------------------------------------------------
 
@@ -41,14 +48,17 @@ def _rewritten(response: httpx.Response, **content: Any) -> httpx.Response:
 
 
 class _Kept(httpx.SyncByteStream):
-    def __init__(self, response: httpx.Response, exchange: Exchange, slot: threading.Semaphore) -> None:
-        self._response, self._exchange, self._slot = response, exchange, slot
+    def __init__(
+        self, begun: "_Begun[Iterator[bytes]]", exchange: Exchange, slot: threading.Semaphore
+    ) -> None:
+        self._response, self._exchange, self._slot = begun.response, exchange, slot
+        self._pieces = chain((begun.content,), begun.rest or ())
         self._keeper = exchange.streaming()
         self._closed = False
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            for piece in self._response.iter_bytes():
+            for piece in self._pieces:
                 if seen := self._keeper.take(piece):
                     yield seen
         except Exception as broken:
@@ -69,14 +79,17 @@ class _Kept(httpx.SyncByteStream):
 
 
 class _AsyncKept(httpx.AsyncByteStream):
-    def __init__(self, response: httpx.Response, exchange: Exchange, slot: asyncio.Semaphore) -> None:
-        self._response, self._exchange, self._slot = response, exchange, slot
+    def __init__(
+        self, begun: "_Begun[AsyncIterator[bytes]]", exchange: Exchange, slot: asyncio.Semaphore
+    ) -> None:
+        self._response, self._exchange, self._slot = begun.response, exchange, slot
+        self._pieces = _pieces(begun)  # once: the SDK drains a stream after it has read it
         self._keeper = exchange.streaming()
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
-            async for piece in self._response.aiter_bytes():
+            async for piece in self._pieces:
                 if seen := self._keeper.take(piece):
                     yield seen
         except (Exception, asyncio.CancelledError) as broken:
@@ -94,6 +107,45 @@ class _AsyncKept(httpx.AsyncByteStream):
             await self._response.aclose()
         finally:
             self._slot.release()
+
+
+class _Begun(NamedTuple, Generic[Rest]):
+    """An answer of which something has come: all of it, or the first piece of a stream."""
+
+    response: httpx.Response
+    content: bytes
+    rest: Rest | None = None
+
+
+def _begin(inner: httpx.BaseTransport, request: httpx.Request) -> _Begun[Iterator[bytes]]:
+    response = inner.handle_request(request)
+    try:
+        if not _is_stream(response):
+            return _Begun(response, response.read())
+        pieces = response.iter_bytes()
+        return _Begun(response, next(pieces, b""), pieces)
+    except BaseException:
+        response.close()
+        raise
+
+
+async def _pieces(begun: _Begun[AsyncIterator[bytes]]) -> AsyncGenerator[bytes]:
+    yield begun.content
+    if begun.rest is not None:
+        async for piece in begun.rest:
+            yield piece
+
+
+async def _abegin(inner: httpx.AsyncBaseTransport, request: httpx.Request) -> _Begun[AsyncIterator[bytes]]:
+    response = await inner.handle_async_request(request)
+    try:
+        if not _is_stream(response):
+            return _Begun(response, await response.aread())
+        pieces = response.aiter_bytes()
+        return _Begun(response, await anext(pieces, b""), pieces)
+    except BaseException:
+        await response.aclose()
+        raise
 
 
 class KeepingTransport(httpx.BaseTransport):
@@ -117,21 +169,37 @@ class KeepingTransport(httpx.BaseTransport):
         self._slots.acquire()
         held = True
         try:
-            response = self._inner.handle_request(request)
-            if _is_stream(response):
+            begun = self._send(request, exchange)
+            if begun.rest is not None:
                 held = False  # the stream gives it back when it is closed
-                return _rewritten(response, stream=_Kept(response, exchange, self._slots))
-            try:
-                content = exchange.keep(response.status_code, response.read())
-            finally:
-                response.close()
-            return _rewritten(response, content=content)
+                return _rewritten(begun.response, stream=_Kept(begun, exchange, self._slots))
+            begun.response.close()
+            return _rewritten(
+                begun.response, content=exchange.keep(begun.response.status_code, begun.content)
+            )
         except BaseException as broken:
             exchange.fail(broken)
             raise
         finally:
             if held:
                 self._slots.release()
+
+    def _send(self, request: httpx.Request, exchange: Exchange) -> _Begun[Iterator[bytes]]:
+        """Send it until an answer begins, which takes more than once if the server dies over it."""
+        server = exchange.server
+        for last in (*[False] * (MAX_LIVES - 1), True):
+            life = server.ready()
+            try:
+                begun = _begin(self._inner, request)
+            except Exception:
+                if last or not server.lost(life):
+                    raise
+            else:
+                if last or not exchange.suspicious(begun.response.status_code) or not server.lost(life):
+                    return begun
+                begun.response.close()
+            exchange.attempts += 1
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def close(self) -> None:
         """Close the connections."""
@@ -193,21 +261,40 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
         try:
             await pool.slots.acquire()
             held = True
-            response = await pool.inner.handle_async_request(request)
-            if _is_stream(response):
+            begun = await self._send(pool.inner, request, exchange)
+            if begun.rest is not None:
                 held = False  # the stream gives it back when it is closed
-                return _rewritten(response, stream=_AsyncKept(response, exchange, pool.slots))
-            try:
-                content = exchange.keep(response.status_code, await response.aread())
-            finally:
-                await response.aclose()
-            return _rewritten(response, content=content)
+                return _rewritten(begun.response, stream=_AsyncKept(begun, exchange, pool.slots))
+            await begun.response.aclose()
+            return _rewritten(
+                begun.response, content=exchange.keep(begun.response.status_code, begun.content)
+            )
         except BaseException as broken:
             exchange.fail(broken)
             raise
         finally:
             if held:
                 pool.slots.release()
+
+    async def _send(
+        self, inner: httpx.AsyncBaseTransport, request: httpx.Request, exchange: Exchange
+    ) -> _Begun[AsyncIterator[bytes]]:
+        """Send it until an answer begins, which takes more than once if the server dies over it."""
+        server = exchange.server
+        for last in (*[False] * (MAX_LIVES - 1), True):
+            life = await server.aready()
+            try:
+                begun = await _abegin(inner, request)
+            except Exception:
+                if last or not await server.alost(life):
+                    raise
+            else:
+                status = begun.response.status_code
+                if last or not exchange.suspicious(status) or not await server.alost(life):
+                    return begun
+                await begun.response.aclose()
+            exchange.attempts += 1
+        raise AssertionError("unreachable: the last try returns or raises")
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""

@@ -30,6 +30,7 @@ from pydantic import ConfigDict, Field, SkipValidation
 
 from art_core.capture import Call, failed_step, steps_from
 from art_core.errors import ArtError, CaptureError, ConfigError, RolloutTooLongError
+from art_core.inference.availability import availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.recording import Rollout
 from art_core.tap import (
@@ -162,7 +163,10 @@ class ChatART(ChatOpenAI):
         with ExitStack() as leases:
             version, name = self._version(rollout, kwargs.get("model"), leases)
             exchange = Exchange(
-                self.endpoint.base_url, model=name, api_key=None if self.own_key else self.endpoint.api_key
+                self.endpoint.base_url,
+                model=name,
+                api_key=None if self.own_key else self.endpoint.api_key,
+                server=availability_of(self.endpoint),
             )
             asked = {
                 **self._seed(rollout, kwargs),

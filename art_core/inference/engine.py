@@ -6,10 +6,10 @@ schema at ``base_url`` and returns exact token ids and logprobs when asked (``lo
 ``return_token_ids: true``).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from art_core.types import PolicyVersion
 
@@ -25,6 +25,32 @@ class EngineHealth:
 
     ok: bool
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """Something that an engine did by itself, to be kept in the record.
+
+    Attributes:
+        kind: ``engine_restarted``, ``engine_failed``, ``version_republished``, ``version_lost``, ...
+        message: for people.
+        data: for programs; JSON.
+    """
+
+    kind: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+EventListener: TypeAlias = Callable[[EngineEvent], None]
+"""Told of an event, from any thread."""
+
+
+@runtime_checkable
+class Eventful(Protocol):
+    """An engine that does things by itself and tells of them."""
+
+    on_event: EventListener | None
 
 
 class Engine(Protocol):
