@@ -15,7 +15,14 @@ import pytest
 from art_core import packed
 from art_core.capture import Asked, read_completion, says_nothing, strip
 from art_core.errors import CaptureError
-from art_core.inference.vllm_plugin import ARGUMENTS, DIRECTORY, art_vllm, finds_plugin, with_plugin
+from art_core.inference.vllm_plugin import (
+    ARGUMENTS,
+    DIRECTORY,
+    art_vllm,
+    finds_plugin,
+    plugged_in,
+    with_plugin,
+)
 
 PROMPT, IDS, LOGPROBS = [7, 151_000, 2], [5, 6], [-0.5, -1.25]
 
@@ -219,11 +226,18 @@ def test_streamed_pieces_are_the_whole_so_the_last_has_all():
 
 def test_an_interpreter_finds_the_plugin_by_its_path_alone(tmp_path: Path):
     env = with_plugin({"PATH": "/usr/bin:/bin"})
-    assert finds_plugin(Path(sys.executable), env)
+    assert finds_plugin(sys.executable, env)
     wrapper = tmp_path / "python"
     wrapper.write_text(f"#!/bin/sh\nexport PYTHONPATH=/nowhere\nexec '{sys.executable}' \"$@\"\n")
     wrapper.chmod(0o755)
-    assert not finds_plugin(wrapper, env)
+    assert not finds_plugin(str(wrapper), env)
+    assert plugged_in([str(wrapper), "--port", "1"], {"A": "b"}) == (
+        [str(wrapper), "--port", "1"],
+        {"A": "b"},
+    )
+    arguments, env = plugged_in([sys.executable, "--port", "1"], {"A": "b"})
+    assert arguments == [sys.executable, "--port", "1", *ARGUMENTS]
+    assert env == with_plugin({"A": "b"})
 
 
 def test_the_plugin_imports_nothing_of_ours_and_no_vllm():
