@@ -225,8 +225,22 @@ class ParallelConfig(Settings):
 class EngineConfig(Settings):
     """How the policy is served."""
 
-    kind: Literal["auto", "embedded", "vllm"] = Field(
-        default="auto", description="auto: vLLM where CUDA and vLLM are present, else embedded"
+    kind: Literal["auto", "embedded", "vllm", "external"] = Field(
+        default="auto",
+        description="auto: vLLM where CUDA and vLLM are present, else embedded; external: servers that "
+        "somebody else runs, at base_url",
+    )
+    base_url: str | tuple[str, ...] | None = Field(
+        default=None, description="external: where it answers, ending in /v1; several for several replicas"
+    )
+    api_key: str | None = Field(default=None, repr=False, description="external: sent as the bearer token")
+    replicas: int = Field(
+        default=1, ge=1, description="vLLM: servers to start, with a gateway in front that shares them out"
+    )
+    devices: tuple[str, ...] | None = Field(
+        default=None,
+        description="vLLM: CUDA_VISIBLE_DEVICES of each replica, such as ('0,1', '2,3'); None: one replica "
+        "has all, several have tensor_parallel_size * data_parallel_size each",
     )
     dtype: DTypeName = Field(
         default="auto", description="weights' type; auto: bfloat16, float32 if deterministic"
@@ -300,6 +314,28 @@ class EngineConfig(Settings):
     extra_args: tuple[str, ...] = Field(
         default=(), description="vLLM: further command-line arguments, as they are"
     )
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.kind == "external") != bool(self.base_urls):
+            raise ValueError("base_url and kind='external' belong together: give both or neither")
+        if self.api_key is not None and not self.base_urls:
+            raise ValueError("api_key is for kind='external'; servers of ours ask for none")
+        if self.replicas > 1 and self.kind in ("embedded", "external"):
+            raise ValueError(
+                f"replicas={self.replicas} with kind={self.kind!r}: replicas are vLLM servers that are started "
+                "here; for servers that run already, give several addresses as base_url"
+            )
+        if self.devices is not None and len(self.devices) != self.replicas:
+            raise ValueError(
+                f"replicas={self.replicas}, but devices={self.devices} are for {len(self.devices)}"
+            )
+        return self
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """Addresses of servers that somebody else runs."""
+        return (self.base_url,) if isinstance(self.base_url, str) else self.base_url or ()
 
 
 class TrainableModelConfig(Settings):
