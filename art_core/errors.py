@@ -57,5 +57,13 @@ class ChatTemplateError(ArtError, ValueError):
     """The model's chat template refuses these messages."""
 
 
+class OutOfMemoryError(ArtError, RuntimeError):
+    """Training ran out of memory, and smaller pieces would not help."""
+
+
+class TrainerProcessError(ArtError, RuntimeError):
+    """A process that trains did not start, died, or failed by itself; all of them have been ended."""
+
+
 class CheckpointError(ArtError, RuntimeError):
     """A checkpoint is missing, incomplete, damaged, or belongs to another model."""

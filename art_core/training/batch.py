@@ -1,4 +1,4 @@
-"""What one call of ``train`` works on: groups turned into minibatches of tree pieces.
+"""What one call of ``train`` works on: groups turned into minibatches.
 
 Invariant: the result depends on what the groups hold and on the seed, not on the order in which
 groups, trajectories or steps were given; whatever is not trained is counted.
@@ -18,7 +18,7 @@ from art_core.selection import Train
 from art_core.training.advantages import step_advantages
 from art_core.training.losses import token_weights
 from art_core.training.samples import Sample, canonical, fork_rate, trajectory_samples
-from art_core.training.token_tree import TokenTree, build_tree, split
+from art_core.training.token_tree import TokenTree, build_tree
 from art_core.types import Trajectory, TrajectoryGroup
 
 
@@ -28,12 +28,10 @@ class Minibatch:
 
     Attributes:
         tree: the whole tree, with weights.
-        pieces: the tree cut to the token budget.
         best: answers of its groups' best rollouts, to be imitated too.
     """
 
     tree: TokenTree
-    pieces: tuple[TokenTree, ...]
     best: tuple[Sample, ...] = ()
 
 
@@ -55,18 +53,16 @@ class Batch:
 def minibatch(
     samples: Sequence[Sample],
     averaging: Averaging,
-    token_budget: int,
     *,
     length: int | None = None,
     scale: float = 1.0,
     best: Sequence[Sample] = (),
 ) -> Minibatch:
-    """Lay samples into one tree, weigh their tokens, and cut it.
+    """Lay samples into one tree, and weigh their tokens.
 
     Args:
         samples: what is trained.
         averaging: how their tokens are weighed; see `losses.token_weights`.
-        token_budget: most nodes of a piece.
         length: the constant of ``constant``.
         scale: factor of all weights.
         best: passed on.
@@ -74,7 +70,7 @@ def minibatch(
     tree = build_tree(samples)
     weights = token_weights(averaging, torch.from_numpy(tree.entries.rollout), length=length)
     tree = tree.with_weights(scale * weights.numpy())
-    return Minibatch(tree, tuple(split(tree, token_budget)), tuple(best))
+    return Minibatch(tree, tuple(best))
 
 
 def prepare(
@@ -161,7 +157,6 @@ def _deal(
         minibatch(
             [s for samples, _ in dealt[i : i + size] for s in samples],
             config.averaging,
-            config.token_budget,
             length=config.loss_length,
             best=[s for _, best in dealt[i : i + size] for s in best],
         )

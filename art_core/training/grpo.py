@@ -3,7 +3,7 @@
 Invariant: a call either trains what it was given, or says what it did not train and why; when no
 group has a spread of rewards, weights and optimizer stay as they were, bit for bit.
 
-Groups become minibatches of tree pieces (`batch`), pieces become gradients (`update`), a gradient that
+Groups become minibatches (`batch`), their trees become gradients piece by piece (`update`), a gradient that
 passes the guardrails becomes one step of the optimizer.
 """
 
@@ -19,12 +19,15 @@ from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
 from art_core.training.coefficients import Coefficients
 from art_core.training.guardrails import TrainEvent, check_update
+from art_core.training.memory import TokenBudget
 from art_core.training.optimizer import Optimizer, scheduled_rate
 from art_core.training.policy import BASE, TRAINING, Policy
+from art_core.training.ranks import Alone, Ranks
 from art_core.training.report import TrainReport
 from art_core.training.samples import canonical
 from art_core.training.sft import Supervised, supervised_samples
 from art_core.training.update import (
+    Passes,
     UpdateFigures,
     accumulate_policy_gradient,
     accumulate_sft_gradient,
@@ -52,11 +55,16 @@ class Trainer:
         policy: what is trained.
         config: how.
         seed: of what is shuffled.
+        ranks: the processes that train together; None: this one alone.
     """
 
-    def __init__(self, policy: Policy, config: TrainConfig, *, seed: int = 0) -> None:
+    def __init__(
+        self, policy: Policy, config: TrainConfig, *, seed: int = 0, ranks: Ranks | None = None
+    ) -> None:
         self.policy = policy
         self.config = config
+        self.ranks: Ranks = ranks or Alone()
+        self.budget = TokenBudget(config.token_budget, self.ranks, policy.trainable_parameters())
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = self._new_optimizer()
         self.sft_optimizer = self._new_optimizer()
@@ -111,15 +119,14 @@ class Trainer:
         config = self.config
         _check_mix(config, imitate)
         batch = prepare(groups, config, self.generator, train=train)
-        advance = self._progress(batch, progress)
+        passes = self._passes(self._progress(batch, progress))
         several = config.epochs * len(batch.minibatches) > 1
         base = [
-            reference_logprobs(self.policy, m.pieces, BASE, advance) if config.kl_coef else None
-            for m in batch.minibatches
+            reference_logprobs(passes, m.tree, BASE) if config.kl_coef else None for m in batch.minibatches
         ]
         # The first update sees the proximal policy itself; later minibatches must be read before it.
         proximal = [
-            reference_logprobs(self.policy, m.pieces, TRAINING, advance) if i and several else None
+            reference_logprobs(passes, m.tree, TRAINING) if i and several else None
             for i, m in enumerate(batch.minibatches)
         ]
         seen: list[UpdateFigures] = []
@@ -132,10 +139,11 @@ class Trainer:
             for i, m in enumerate(batch.minibatches):
                 self.optimizer.zero_grad()
                 used = Coefficients.of(config, self.coefficients)
-                figures, now = accumulate_policy_gradient(
-                    self.policy, m, config, used, proximal=proximal[i], base=base[i], advance=advance
+                figures = accumulate_policy_gradient(
+                    passes, m.tree, config, used, proximal=proximal[i], base=base[i]
                 )
-                proximal[i] = proximal[i] or now
+                if proximal[i] is None:
+                    proximal[i] = figures.logprob
                 seen.append(figures)
                 imitated += self._imitate(m, imitate)
                 rate = self._rate()
@@ -146,9 +154,10 @@ class Trainer:
                     self.coefficients = used.after(
                         config, kl=figures.mean_kl_base, entropy=figures.mean_entropy
                     )
+        events += self.budget.take_events()
         metrics = {
             **batch.metrics,
-            **update_metrics(seen, norms, rate, skipped=len(events)),
+            **update_metrics(seen, norms, rate, skipped=_skipped(events)),
             **_mix_metrics(config, used, imitated),
             "seconds": time.perf_counter() - began,
         }
@@ -194,11 +203,9 @@ class Trainer:
             if step % per_epoch == 0:
                 order = torch.randperm(len(samples), generator=self.generator).tolist()
             at = step % per_epoch * batch_size
-            batch = minibatch(
-                [samples[i] for i in order[at : at + batch_size]], "token", self.config.token_budget
-            )
+            batch = minibatch([samples[i] for i in order[at : at + batch_size]], "token")
             self.sft_optimizer.zero_grad()
-            figures = accumulate_sft_gradient(self.policy, batch)
+            figures = accumulate_sft_gradient(self._passes(), batch.tree)
             norm, event = self._apply(self.sft_optimizer, figures, rate, None)
             batches.append(batch)
             seen.append(figures)
@@ -206,9 +213,10 @@ class Trainer:
             events += [event] if event else []
             if progress is not None:
                 progress(step + 1, total)
+        events += self.budget.take_events()
         metrics = {
             **tree_metrics(batches, samples),
-            **update_metrics(seen, norms, rate, skipped=len(events)),
+            **update_metrics(seen, norms, rate, skipped=_skipped(events)),
             "seconds": time.perf_counter() - began,
         }
         return TrainReport(metrics, tuple(events))
@@ -221,9 +229,13 @@ class Trainer:
         samples += batch.best
         if not samples:
             return []
-        mixed = minibatch(samples, "token", config.token_budget, scale=config.sft_weight)
-        figures = accumulate_sft_gradient(self.policy, mixed)
+        mixed = minibatch(samples, "token", scale=config.sft_weight)
+        figures = accumulate_sft_gradient(self._passes(), mixed.tree)
         return [figures.loss / config.sft_weight]
+
+    def _passes(self, advance: Callable[[], None] = lambda: None) -> Passes:
+        self.budget.forget()
+        return Passes(self.policy, self.budget, self.ranks, advance)
 
     def _rate(self) -> float:
         return scheduled_rate(
@@ -236,6 +248,7 @@ class Trainer:
     def _apply(
         self, optimizer: Optimizer, figures: UpdateFigures, rate: float, max_kl: float | None
     ) -> tuple[float, TrainEvent | None]:
+        self.ranks.sum_gradients(optimizer.parameters)
         norm = optimizer.grad_norm()
         event = check_update(
             update=optimizer.updates,
@@ -253,7 +266,7 @@ class Trainer:
     def _progress(self, batch: Batch, progress: Progress | None) -> Callable[[], None]:
         if progress is None:
             return lambda: None
-        pieces = [len(m.pieces) for m in batch.minibatches]
+        pieces = [len(self.budget.share(m.tree).pieces) for m in batch.minibatches]
         config = self.config
         total = sum(pieces) * (config.epochs + (1 if config.kl_coef else 0)) + sum(pieces[1:])
         total += sum(pieces[:1]) * reads_ahead(config, first=True)
@@ -263,9 +276,13 @@ class Trainer:
         def advance() -> None:
             nonlocal done
             done += 1
-            progress(done, total)
+            progress(done, max(done, total))  # there are more passes once the budget was lowered
 
         return advance
+
+
+def _skipped(events: Sequence[TrainEvent]) -> int:
+    return sum(event.kind == "update_skipped" for event in events)
 
 
 def _check_mix(config: TrainConfig, imitate: Sequence[Supervised]) -> None:

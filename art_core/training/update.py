@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from art_core.config import TrainConfig
-from art_core.training.batch import Minibatch
+from art_core.training.balance import Share
 from art_core.training.coefficients import Coefficients
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.losses import (
@@ -22,7 +22,9 @@ from art_core.training.losses import (
     segment_mean,
     segment_sum,
 )
+from art_core.training.memory import TokenBudget
 from art_core.training.policy import TRAINING, Policy
+from art_core.training.ranks import Ranks
 from art_core.training.token_tree import TokenTree
 
 Advance = Callable[[], None]
@@ -70,118 +72,166 @@ class UpdateFigures:
         return float(kl(self.old_logprob[known], self.logprob[known]).mean()) if known.any() else 0.0
 
 
-def reference_logprobs(
-    policy: Policy, pieces: Sequence[TokenTree], adapter: str | None, advance: Advance
-) -> list[Tensor]:
-    """Log-probabilities of every piece's entries under an adapter, without gradient."""
-    found: list[Tensor] = []
-    for piece in pieces:
-        with torch.no_grad(), policy.using(adapter):
-            found.append(entry_logprobs(policy, piece).logprob)
-        advance()
-    return found
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """How passes over a tree are made: by which policy, in pieces of which size, shared with whom.
+
+    Attributes:
+        policy: what runs.
+        budget: cuts trees, and begins again with smaller pieces when memory runs out.
+        ranks: who computes the other pieces.
+        advance: called after each pass.
+    """
+
+    policy: Policy
+    budget: TokenBudget
+    ranks: Ranks
+    advance: Advance
+
+
+def reference_logprobs(passes: Passes, tree: TokenTree, adapter: str | None) -> Tensor:
+    """Log-probabilities of a tree's entries under an adapter, without gradient  [entries]."""
+
+    def work(mine: Share) -> list[Tensor]:
+        found: list[Tensor] = []
+        for piece in mine.pieces:
+            with torch.no_grad(), passes.policy.using(adapter):
+                found.append(entry_logprobs(passes.policy, piece).logprob)
+            passes.advance()
+        return found
+
+    mine, found = passes.budget.run(tree, work)
+    return passes.ranks.sum(mine.whole(found))
 
 
 def accumulate_policy_gradient(
-    policy: Policy,
-    batch: Minibatch,
+    passes: Passes,
+    tree: TokenTree,
     config: TrainConfig,
     coefficients: Coefficients,
     *,
-    proximal: Sequence[Tensor] | None,
-    base: Sequence[Tensor] | None,
-    advance: Advance,
-) -> tuple[UpdateFigures, list[Tensor]]:
-    """Add the gradient of a minibatch's policy loss.
+    proximal: Tensor | None,
+    base: Tensor | None,
+) -> UpdateFigures:
+    """Add this rank's part of the gradient of a minibatch's policy loss.
 
     Args:
-        policy: its training adapter is used.
-        batch: what to train on.
+        passes: how; the policy's training adapter is used.
+        tree: what to train on.
         config: which loss.
         coefficients: of its KL and entropy terms.
-        proximal: log-probabilities by piece before this call of ``train`` changed anything; None when
-            nothing has changed yet, so that they are the ones found now.
-        base: log-probabilities by piece under the base model; None without a KL term.
-        advance: progress.
+        proximal: log-probabilities before this call of ``train`` changed anything; None when nothing has
+            changed yet, so that they are the ones found now  [entries].
+        base: log-probabilities under the base model; None without a KL term  [entries].
 
     Returns:
-        Figures, and the log-probabilities by piece as they were now.
+        Figures of the whole tree.
     """
-    sequences = _sequence_log_ratios(policy, batch, config, proximal, advance)
-    found: list[Tensor] = []
-    parts: list[UpdateFigures] = []
-    for i, piece in enumerate(batch.pieces):
-        with policy.using(TRAINING):
-            new = entry_logprobs(policy, piece, entropy_gradient=coefficients.entropy > 0)
-            logprob = new.logprob
-            now = logprob.detach()
-            before = now if proximal is None else proximal[i]
+    sequences = _sequence_log_ratios(passes, tree, config, proximal)
+    policy = passes.policy
+
+    def work(mine: Share) -> list[UpdateFigures]:
+        parts: list[UpdateFigures] = []
+        for i, piece in enumerate(mine.pieces):
+            with policy.using(TRAINING):
+                new = entry_logprobs(policy, piece, entropy_gradient=coefficients.entropy > 0)
+                logprob = new.logprob
+                now = logprob.detach()
+                before = now if proximal is None else mine.part(i, proximal)
+                old = _tensor(piece.entries.old_logprob, now)
+                moved, mismatch = sequences.moved, sequences.mismatch
+                outcome = policy_loss(
+                    config.loss,
+                    logprob,
+                    before,
+                    _tensor(piece.entries.advantage, now),
+                    clip_low=config.clip_low,
+                    clip_high=config.clip_high,
+                    level=config.ratio_level,
+                    segment_log_ratio=torch.zeros_like(now) if moved is None else mine.part(i, moved),
+                )
+                importance = importance_weights(
+                    before,
+                    old,
+                    config.importance_cap,
+                    floor=config.importance_floor,
+                    mask=config.importance_beyond == "mask",
+                    sequence_log_ratio=None if mismatch is None else mine.part(i, mismatch),
+                )
+                losses = importance * outcome.loss
+                kl_base = now.new_empty(0)
+                if base is not None:
+                    penalty = kl(logprob, mine.part(i, base))
+                    losses = losses + coefficients.kl * penalty
+                    kl_base = penalty.detach()
+                if coefficients.entropy > 0:
+                    losses = losses - coefficients.entropy * new.entropy
+                loss = (_tensor(piece.entries.weight, now) * losses).sum()
+                loss.backward()
+            parts.append(
+                UpdateFigures(
+                    float(loss.detach()),
+                    now,
+                    old,
+                    new.entropy.detach(),
+                    outcome.ratio,
+                    outcome.clipped,
+                    importance,
+                    kl_base,
+                )
+            )
+            passes.advance()
+        return parts
+
+    return _whole(passes, tree, work)
+
+
+def accumulate_sft_gradient(passes: Passes, tree: TokenTree) -> UpdateFigures:
+    """Add this rank's part of the gradient of a tree's negative log-likelihood, weighted by its weights."""
+    policy = passes.policy
+
+    def work(mine: Share) -> list[UpdateFigures]:
+        parts: list[UpdateFigures] = []
+        for piece in mine.pieces:
+            # Dropout helps imitation; a policy loss must see the policy that is served.
+            with policy.using(TRAINING), policy.dropout():
+                new = entry_logprobs(policy, piece)
+                now = new.logprob.detach()
+                loss = -(_tensor(piece.entries.weight, now) * new.logprob).sum()
+                loss.backward()
+            none = now.new_empty(0)
             old = _tensor(piece.entries.old_logprob, now)
-            outcome = policy_loss(
-                config.loss,
-                logprob,
-                before,
-                _tensor(piece.entries.advantage, now),
-                clip_low=config.clip_low,
-                clip_high=config.clip_high,
-                level=config.ratio_level,
-                segment_log_ratio=torch.zeros_like(now) if sequences.moved is None else sequences.moved[i],
+            parts.append(
+                UpdateFigures(float(loss.detach()), now, old, new.entropy, none, none.bool(), none, none)
             )
-            importance = importance_weights(
-                before,
-                old,
-                config.importance_cap,
-                floor=config.importance_floor,
-                mask=config.importance_beyond == "mask",
-                sequence_log_ratio=None if sequences.mismatch is None else sequences.mismatch[i],
-            )
-            losses = importance * outcome.loss
-            kl_base = now.new_empty(0)
-            if base is not None:
-                penalty = kl(logprob, base[i])
-                losses = losses + coefficients.kl * penalty
-                kl_base = penalty.detach()
-            if coefficients.entropy > 0:
-                losses = losses - coefficients.entropy * new.entropy
-            loss = (_tensor(piece.entries.weight, now) * losses).sum()
-            loss.backward()
-        found.append(now)
-        parts.append(
-            UpdateFigures(
-                float(loss.detach()),
-                now,
-                old,
-                new.entropy.detach(),
-                outcome.ratio,
-                outcome.clipped,
-                importance,
-                kl_base,
-            )
-        )
-        advance()
-    return joined(parts), found
+        return parts
+
+    return _whole(passes, tree, work)
 
 
-def accumulate_sft_gradient(policy: Policy, batch: Minibatch) -> UpdateFigures:
-    """Add the gradient of a minibatch's negative log-likelihood, weighted by its entries' weights."""
-    parts: list[UpdateFigures] = []
-    for piece in batch.pieces:
-        # Dropout helps imitation; a policy loss must see the policy that is served.
-        with policy.using(TRAINING), policy.dropout():
-            new = entry_logprobs(policy, piece)
-            now = new.logprob.detach()
-            loss = -(_tensor(piece.entries.weight, now) * new.logprob).sum()
-            loss.backward()
-        none = now.new_empty(0)
-        old = _tensor(piece.entries.old_logprob, now)
-        parts.append(
-            UpdateFigures(float(loss.detach()), now, old, new.entropy, none, none.bool(), none, none)
-        )
-    return joined(parts)
+def _whole(passes: Passes, tree: TokenTree, work: Callable[[Share], list[UpdateFigures]]) -> UpdateFigures:
+    """Figures of the whole tree, from the pieces of all ranks."""
+    mine, parts = passes.budget.run(tree, work)
+    ranks = passes.ranks
+
+    def whole(columns: Sequence[Tensor]) -> Tensor:
+        return ranks.sum(mine.whole(columns)) if len(columns[0]) else columns[0]
+
+    loss = ranks.sum(torch.tensor([sum(p.loss for p in parts)], dtype=torch.float64))
+    return UpdateFigures(
+        float(loss),
+        whole([p.logprob for p in parts]),
+        whole([p.old_logprob for p in parts]),
+        whole([p.entropy for p in parts]),
+        whole([p.ratio for p in parts]),
+        whole([p.clipped for p in parts]),
+        whole([p.importance for p in parts]),
+        whole([p.kl_base for p in parts]),
+    )
 
 
 def joined(parts: Sequence[UpdateFigures]) -> UpdateFigures:
-    """Figures of several pieces, or of several updates, as one; losses are summed."""
+    """Figures of several updates as one; losses are summed."""
     return UpdateFigures(
         sum(p.loss for p in parts),
         torch.cat([p.logprob for p in parts]),
@@ -196,15 +246,16 @@ def joined(parts: Sequence[UpdateFigures]) -> UpdateFigures:
 
 @dataclass(frozen=True, slots=True)
 class _SequenceLogRatios:
-    """Log-ratios of each entry's whole answer, by piece; None where they are not asked for.
+    """Log-ratios of each entry's whole answer; None where they are not asked for.
 
     Attributes:
-        moved: mean over the answer's tokens of new - proximal; None also when nothing has moved yet.
-        mismatch: sum over the answer's tokens of proximal - behaviour.
+        moved: mean over the answer's tokens of new - proximal; None also when nothing has moved yet
+            [entries].
+        mismatch: sum over the answer's tokens of proximal - behaviour  [entries].
     """
 
-    moved: Sequence[Tensor] | None = None
-    mismatch: Sequence[Tensor] | None = None
+    moved: Tensor | None = None
+    mismatch: Tensor | None = None
 
 
 def reads_ahead(config: TrainConfig, *, first: bool) -> bool:
@@ -222,37 +273,20 @@ def reads_ahead(config: TrainConfig, *, first: bool) -> bool:
 
 
 def _sequence_log_ratios(
-    policy: Policy,
-    batch: Minibatch,
-    config: TrainConfig,
-    proximal: Sequence[Tensor] | None,
-    advance: Advance,
+    passes: Passes, tree: TokenTree, config: TrainConfig, proximal: Tensor | None
 ) -> _SequenceLogRatios:
-    now: Sequence[Tensor] = ()
+    now: Tensor | None = None
     if reads_ahead(config, first=proximal is None):
-        now = reference_logprobs(policy, batch.pieces, TRAINING, advance)
-    if not batch.pieces:
-        return _SequenceLogRatios()
+        now = reference_logprobs(passes, tree, TRAINING)
+    steps = torch.from_numpy(tree.entries.step).to(passes.policy.device)
     moved = mismatch = None
-    if config.ratio_level == "sequence" and proximal is not None:
-        moved = _over_answers(segment_mean, batch, now, proximal)
+    if config.ratio_level == "sequence" and proximal is not None and now is not None:
+        moved = segment_mean(log_ratio(now, proximal), steps)
     if config.mismatch_level == "sequence" and config.importance_cap is not None:
         before = now if proximal is None else proximal
-        old = [_tensor(p.entries.old_logprob, b) for p, b in zip(batch.pieces, before, strict=True)]
-        mismatch = _over_answers(segment_sum, batch, before, old)
+        if before is not None:
+            mismatch = segment_sum(log_ratio(before, _tensor(tree.entries.old_logprob, before)), steps)
     return _SequenceLogRatios(moved, mismatch)
-
-
-def _over_answers(
-    reduce: Callable[[Tensor, Tensor], Tensor],
-    batch: Minibatch,
-    new: Sequence[Tensor],
-    old: Sequence[Tensor],
-) -> Sequence[Tensor]:
-    """Log-ratios reduced over each answer's tokens, given back by piece."""
-    steps = torch.cat([torch.from_numpy(p.entries.step) for p in batch.pieces]).to(new[0].device)
-    reduced = reduce(log_ratio(torch.cat(list(new)), torch.cat(list(old))), steps)
-    return list(reduced.split([len(n) for n in new]))
 
 
 def _tensor(column: object, like: Tensor) -> Tensor:

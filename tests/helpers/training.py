@@ -4,7 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
+from art_core.training.memory import TokenBudget
+from art_core.training.policy import Policy
+from art_core.training.ranks import Alone
 from art_core.training.samples import Sample
+from art_core.training.update import Passes
 from art_core.types import (
     Failure,
     PolicyVersion,
@@ -90,3 +94,9 @@ def weights(policy: object) -> list[torch.Tensor]:
 def same(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     """Whether two copies are equal to the last bit."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def passes(policy: Policy, token_budget: int = 1024) -> Passes:
+    """Passes of one process alone."""
+    budget = TokenBudget(token_budget, Alone(), policy.trainable_parameters())
+    return Passes(policy, budget, Alone(), advance=lambda: None)

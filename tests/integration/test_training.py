@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 from helpers.tiny import tiny_model
-from helpers.training import failed, group, same, sample, step, trajectory, weights
+from helpers.training import failed, group, passes, same, sample, step, trajectory, weights
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -293,26 +293,16 @@ def test_the_gradient_does_not_depend_on_how_the_tree_was_cut(
         for i in range(6)
     ]
     config = TrainConfig(loss=name, clip_low=0.5, clip_high=9.0, kl_coef=0.1)
+    tree = minibatch(batch, "rollout").tree
+    proximal = torch.tensor(tree.depth[tree.entries.node] * 0.1 - 5.5, dtype=torch.float32)
+    base = torch.full((len(tree.entries),), -5.0)
     results = []
     for budget in (1000, 6):
-        cut = minibatch(batch, "rollout", budget)
+        assert (len(split(tree, budget)) > 1) == (budget == 6)
         for parameter in policy.trainable_parameters():
             parameter.grad = None
-        proximal = [torch.tensor(p.entries.node % 3 * 0.1 - 5.5, dtype=torch.float32) for p in cut.pieces]
-        if budget == 6:  # the same values as in the whole, by depth of the token
-            assert len(cut.pieces) > 1
-        proximal = [
-            torch.tensor(p.depth[p.entries.node] * 0.1 - 5.5, dtype=torch.float32) for p in cut.pieces
-        ]
-        base = [torch.full((len(p.entries),), -5.0) for p in cut.pieces]
-        figures, _ = accumulate_policy_gradient(
-            policy,
-            cut,
-            config,
-            Coefficients.of(config),
-            proximal=proximal,
-            base=base,
-            advance=lambda: None,
+        figures = accumulate_policy_gradient(
+            passes(policy, budget), tree, config, Coefficients.of(config), proximal=proximal, base=base
         )
         results.append((figures.loss, [p.grad.clone() for p in policy.trainable_parameters()]))
     assert results[0][0] == pytest.approx(results[1][0], abs=1e-5)

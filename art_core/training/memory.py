@@ -1,0 +1,133 @@
+"""The token budget: how much of a tree goes into one forward pass, and what happens when memory runs out.
+
+Invariant: work that ran out of memory leaves no gradient behind; it is repeated from the beginning with a
+smaller budget on every rank alike, or it ends in an error that says how much was too much.
+
+`TokenBudget.run` cuts a tree to the budget, hands this rank's share to the work, and asks all ranks
+whether it fitted.
+"""
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from accelerate.utils.memory import should_reduce_batch_size
+
+from art_core.errors import OutOfMemoryError
+from art_core.training.balance import Share, share
+from art_core.training.guardrails import TrainEvent
+from art_core.training.ranks import Ranks
+from art_core.training.token_tree import TokenTree
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that there was not enough memory, the GPU's or the host's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, Exception) and should_reduce_batch_size(error)
+
+
+class TokenBudget:
+    """Most nodes in one forward pass; lowered when memory runs out, and then kept.
+
+    Args:
+        nodes: the budget to begin with.
+        ranks: who shares the work.
+        parameters: whose gradients the work accumulates.
+    """
+
+    def __init__(self, nodes: int, ranks: Ranks, parameters: Sequence[torch.nn.Parameter]) -> None:
+        self.nodes = nodes
+        self._ranks = ranks
+        self._parameters = list(parameters)
+        self._events: list[TrainEvent] = []
+        # By a tree's identity; the tree is held, so that the identity stays its own.
+        self._shares: dict[tuple[int, int], tuple[TokenTree, Share]] = {}
+
+    def take_events(self) -> list[TrainEvent]:
+        """What was lowered since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def share(self, tree: TokenTree) -> Share:
+        """This rank's share of a tree, cut to the budget as it is now."""
+        key = (id(tree), self.nodes)
+        known = self._shares.get(key)
+        if known is None or known[0] is not tree:
+            known = tree, share(tree, self.nodes, rank=self._ranks.rank, ranks=self._ranks.size)
+            self._shares[key] = known
+        return known[1]
+
+    def forget(self) -> None:
+        """Let go of the trees that were cut."""
+        self._shares.clear()
+
+    def run(self, tree: TokenTree, work: Callable[[Share], T]) -> tuple[Share, T]:
+        """Do work on this rank's share of a tree, in pieces that fit into memory.
+
+        Args:
+            tree: the whole tree, equal on all ranks.
+            work: may accumulate gradients; must not communicate between ranks, except within the passes
+                of a sharded model.
+
+        Returns:
+            The share that fitted, and what the work returned for it.
+
+        Raises:
+            OutOfMemoryError: not even the longest path fits by itself, or a sharded model ran out of
+                memory, which cannot be repeated.
+        """
+        ranks = self._ranks
+        while True:
+            mine = self.share(tree)
+            before = [None if p.grad is None else p.grad.clone() for p in self._parameters]
+            too_much: str | None = None
+            result: T | None = None
+            try:
+                result = work(mine)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                too_much = str(error).splitlines()[0]
+                if ranks.sharded:
+                    raise OutOfMemoryError(
+                        f"out of memory with pieces of at most {self.nodes} tokens ({too_much}); the other "
+                        "processes wait within the same pass of a sharded model, so it cannot be repeated: "
+                        f"start again with token_budget below {self.nodes}, or use more processes"
+                    ) from error
+            # The error is gone by now, and with it the frames that held the pass's tensors.
+            if not ranks.any(too_much is not None):
+                assert result is not None
+                return mine, result
+            result = None
+            for parameter, gradient in zip(self._parameters, before, strict=True):
+                parameter.grad = gradient
+            del before
+            _release()
+            self._lower(tree, too_much or "on another process")
+
+    def _lower(self, tree: TokenTree, why: str) -> None:
+        longest = int(tree.depth.max()) + 1
+        if self.nodes <= longest:
+            raise OutOfMemoryError(
+                f"out of memory with a piece of at most {longest} tokens, the length of the longest path "
+                f"({why}); a path is never cut: shorten prompts or answers, train with "
+                "gradient_checkpointing=True, lower the engine's share of the GPU, or shard the model over "
+                "several processes (strategy='fsdp2')"
+            )
+        before, self.nodes = self.nodes, max(longest, self.nodes // 2)
+        message = f"token budget lowered from {before} to {self.nodes}: out of memory ({why})"
+        logger.warning(message)
+        self._events.append(TrainEvent("token_budget_lowered", message, self.nodes, before))
+
+
+def _release() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
