@@ -4,8 +4,7 @@ Invariant: logits exist for the parents of train entries alone, and for one chun
 the backward pass computes a chunk's logits again.
 
 The log-probability of a node is read at its parent's hidden state. Nodes are computed once, however
-many entries they carry; siblings share their parent's logits; leaves predict nothing and are not
-computed at all.
+many entries they carry (on the path ``tree``; see `layout`); siblings share their parent's logits.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from art_core.errors import ConfigError
+from art_core.training.layout import lay_out
 from art_core.training.policy import Policy
-from art_core.training.token_tree import TokenTree, attention_mask
+from art_core.training.token_tree import TokenTree
 
 CHUNK = 256
 """Hidden states that are turned into logits at a time."""
@@ -54,11 +54,11 @@ def entry_logprobs(
         ConfigError: a path is longer than the model can attend over.
     """
     device = policy.device
-    hidden = tree_hidden_states(policy, tree)
-    places = np.cumsum(tree.inner) - 1
+    check_length(policy, tree)
     targets, entry_target = np.unique(tree.entries.node, return_inverse=True)
-    parents, target_row = np.unique(tree.parent[targets], return_inverse=True)
-    rows = hidden[torch.from_numpy(places[parents]).to(device)]
+    layout = lay_out(tree, targets, policy.path)
+    places, target_row = np.unique(layout.places, return_inverse=True)
+    rows = policy.states(layout)[torch.from_numpy(places).to(device)]
     # Sorted by row, so that each chunk of rows owns a slice of the targets.
     order = np.argsort(target_row, kind="stable")
     logprob, entropy = target_logprobs(
@@ -77,11 +77,11 @@ def entry_logprobs(
     )
 
 
-def tree_hidden_states(policy: Policy, tree: TokenTree) -> Tensor:
-    """Hidden states of the inner nodes  [inner nodes, width].
+def check_length(policy: Policy, tree: TokenTree) -> None:
+    """Refuse a tree with a path that the model cannot attend over.
 
     Raises:
-        ConfigError: a path is longer than the model can attend over.
+        ConfigError: naming both lengths.
     """
     longest, limit = int(tree.depth.max()) + 1, policy.context_length
     if limit is not None and longest > limit:
@@ -89,17 +89,6 @@ def tree_hidden_states(policy: Policy, tree: TokenTree) -> Tensor:
             f"a step has {longest} tokens, but this model attends over {limit} at most; lower max_model_len "
             "where it is served, or shorten the prompts"
         )
-    inner = tree.inner
-    device = policy.device
-    # A tree without branches is an ordinary row, and causal attention needs no mask.
-    mask = attention_mask(tree, inner, device) if len(tree.branch_starts) > 1 else None
-    output = policy.hidden_states(
-        input_ids=torch.from_numpy(tree.token_ids[inner]).to(device)[None],
-        position_ids=torch.from_numpy(tree.depth[inner]).to(device)[None],
-        attention_mask=mask,
-        use_cache=False,
-    )
-    return output.last_hidden_state[0]
 
 
 def target_logprobs(

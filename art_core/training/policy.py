@@ -20,6 +20,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from art_core.config import DTypeName, LoRAConfig
 from art_core.errors import CheckpointError, ConfigError, EngineError
+from art_core.training.attention import register
+from art_core.training.forward import AdapterCompute, Kernels, LayoutForward
+from art_core.training.layout import PATHS, Layout
+from art_core.training.layout import Path as LayoutPath
 
 TRAINING = "default"
 """PEFT's name of the adapter in training; `save_pretrained` writes it without a subfolder."""
@@ -65,6 +69,16 @@ class Policy(Protocol):
         Returns:
             transformers' model output: ``last_hidden_state`` [batch, tokens, width], ``past_key_values``.
         """
+        ...
+
+    paths: frozenset[LayoutPath]
+    """How a token tree may be put before this model; a probe checks it (`paths.probe`)."""
+
+    path: LayoutPath
+    """How trees are put before it from now on; one of `paths`."""
+
+    def states(self, layout: Layout) -> torch.Tensor:
+        """Hidden states of a layout, by the flat index of its places  [places or more, width]."""
         ...
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -113,12 +127,31 @@ class PeftPolicy:
         tokenizer: with a chat template.
         lora: the adapter.
         seed: of the adapter's first weights.
+        kernels: what runs the decoder's layers in training; see `Kernels`.
+        adapter_compute: type in which adapters compute there; their weights are float32 either way.
+
+    Attributes:
+        gradient_checkpointing: keep the layers' inputs alone in a forward pass that is trained, and
+            compute the rest again.
     """
 
     def __init__(
-        self, model: Any, tokenizer: PreTrainedTokenizerBase, lora: LoRAConfig, *, seed: int = 0
+        self,
+        model: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        lora: LoRAConfig,
+        *,
+        seed: int = 0,
+        kernels: Kernels = "auto",
+        adapter_compute: AdapterCompute = "auto",
     ) -> None:
         self.lock = threading.RLock()
+        self.paths: frozenset[LayoutPath] = frozenset(PATHS)
+        self.path: LayoutPath = "tree"
+        self.gradient_checkpointing = False
+        self.kernels: Kernels = kernels
+        self.adapter_compute: AdapterCompute = adapter_compute
+        self._forward: LayoutForward | None = None
         self.tokenizer = tokenizer
         self.lora = lora
         targets = lora.target_modules
@@ -147,6 +180,8 @@ class PeftPolicy:
         dtype: DTypeName = "auto",
         device: str = "cpu",
         seed: int = 0,
+        kernels: Kernels = "auto",
+        adapter_compute: AdapterCompute = "auto",
     ) -> "PeftPolicy":
         """Load a base model by hub name or directory.
 
@@ -157,7 +192,7 @@ class PeftPolicy:
             AutoConfig.from_pretrained(base_model)
             tokenizer = AutoTokenizer.from_pretrained(base_model)
             model: Any = AutoModelForCausalLM.from_pretrained(
-                base_model, dtype=resolve_dtype(dtype), attn_implementation="sdpa"
+                base_model, dtype=resolve_dtype(dtype), attn_implementation=register()
             )
             model.to(device)
         except (OSError, ValueError) as unknown:
@@ -165,7 +200,7 @@ class PeftPolicy:
                 f"base_model={base_model!r} cannot be loaded: it is neither a directory with a transformers "
                 f"model nor a hub name within reach ({str(unknown).splitlines()[0]})"
             ) from unknown
-        return cls(model, tokenizer, lora, seed=seed)
+        return cls(model, tokenizer, lora, seed=seed, kernels=kernels, adapter_compute=adapter_compute)
 
     @property
     def device(self) -> torch.device:  # noqa: D102 - the protocol says it
@@ -223,6 +258,13 @@ class PeftPolicy:
 
     def hidden_states(self, **inputs: Any) -> Any:  # noqa: D102
         return self._causal_lm.get_decoder()(**inputs)
+
+    def states(self, layout: Layout) -> torch.Tensor:  # noqa: D102
+        if self._forward is None:
+            self._forward = LayoutForward(
+                self._causal_lm, kernels=self.kernels, adapter_compute=self.adapter_compute
+            )
+        return self._forward(layout, checkpointing=self.gradient_checkpointing)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return self._causal_lm.get_output_embeddings()(hidden)

@@ -16,6 +16,7 @@ then the range".
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,10 @@ class TokenTree:
         starts = self.parent != np.arange(len(self)) - 1
         starts[:1] = True
         return np.flatnonzero(starts)
+
+    def path_to(self, node: int) -> Ints:
+        """Nodes from the root to a node, that one included  [depth + 1]."""
+        return np.append(_ancestors(self, node), node)
 
     @property
     def inner(self) -> Bools:
@@ -248,11 +253,21 @@ def split(tree: TokenTree, max_nodes: int) -> list[TokenTree]:
     return pieces[::-1]
 
 
+def pieces_of(tree: TokenTree, bounds: Sequence[int]) -> list[TokenTree]:
+    """Cut between given branches.
+
+    Args:
+        tree: what to cut.
+        bounds: ascending numbers of branches; piece ``i`` holds branches ``bounds[i]`` to
+            ``bounds[i + 1]``.
+    """
+    edges = np.append(tree.branch_starts, len(tree))[list(bounds)]
+    return [_piece(tree, int(a), int(b)) for a, b in pairwise(edges)]
+
+
 def to_rows(tree: TokenTree) -> list[TokenTree]:
     """The tree as root-to-leaf rows: each is a tree without branches, each entry is in one of them."""
-    starts = tree.branch_starts
-    ends = np.append(starts[1:], len(tree))
-    return [_piece(tree, int(a), int(b)) for a, b in zip(starts, ends, strict=True)]
+    return pieces_of(tree, range(len(tree.branch_starts) + 1))
 
 
 def attention_mask(tree: TokenTree, among: Bools | None = None, device: Any = None) -> torch.Tensor:
