@@ -323,8 +323,8 @@ class EngineConfig(Settings):
             raise ValueError("api_key is for kind='external'; servers of ours ask for none")
         if self.replicas > 1 and self.kind in ("embedded", "external"):
             raise ValueError(
-                f"replicas={self.replicas} with kind={self.kind!r}: replicas are vLLM servers that are started "
-                "here; for servers that run already, give several addresses as base_url"
+                f"replicas={self.replicas} with kind={self.kind!r}: replicas are vLLM servers that are "
+                "started here; for servers that run already, give several addresses as base_url"
             )
         if self.devices is not None and len(self.devices) != self.replicas:
             raise ValueError(

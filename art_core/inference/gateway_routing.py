@@ -48,6 +48,7 @@ class Replica:
         state: whether calls go to it.
         versions: the policy versions that it serves; None when that is not known, and it is asked for any.
         detail: why it is not up.
+        lost: whether it will not come back.
         busy: calls under way.
         since: Unix time of its last change of state.
     """
@@ -58,6 +59,7 @@ class Replica:
     state: ReplicaState = ReplicaState.UP
     versions: frozenset[PolicyVersion] | None = None
     detail: str = ""
+    lost: bool = False
     busy: int = 0
     since: float = field(default_factory=time.time)
 

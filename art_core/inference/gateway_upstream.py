@@ -227,6 +227,8 @@ class Upstream:
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 while (replica := self.router.choose(version, key)) is None:
+                    if all(lost.lost for lost in self.router.replicas):
+                        raise TimeoutError
                     await asyncio.sleep(LOOK_SECONDS)
         except TimeoutError:
             states = "; ".join(f"{r.name} is {r.state}: {r.detail}"[:300] for r in self.router.replicas)

@@ -1,0 +1,466 @@
+"""ReplicaSet: several engines of one policy, as one engine.
+
+Invariant: a version is current only after every replica that is up serves it; a replica gets calls only while
+it answers and serves what it should; a call that a replica never answered is answered by another one.
+
+In front stands a gateway, whose `Router` knows each replica's state. One watcher for each replica, on a
+thread of the set's own, looks at it: once a second, and at once when a call found it down. It takes it out,
+waits until its engine (or whoever runs it) has it back, publishes what it lost, and brings it back.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from art_core.errors import EngineError
+from art_core.inference.availability import Availability, availability_of
+from art_core.inference.endpoint import PolicyEndpoint
+from art_core.inference.engine import Engine, EngineEvent, EngineHealth, Eventful, EventListener
+from art_core.inference.gateway import Gateway
+from art_core.inference.gateway_routing import Replica, ReplicaState, Router
+from art_core.types import PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+CHECK_SECONDS = 1.0
+"""How often a replica is looked at that nobody complains about."""
+
+CONNECTIONS = 256
+"""Calls under way for each replica; further ones wait in the gateway."""
+
+
+class _Member:
+    """One engine of the set, and how it is."""
+
+    def __init__(self, engine: Engine, replica: Replica) -> None:
+        self.engine = engine
+        self.replica = replica
+        self.availability: Availability = availability_of(engine)
+        self.life = 0
+        self.out_since: float | None = None
+        self.suspected = asyncio.Event()
+        self.acts = asyncio.Lock()
+        """Held while versions are published to it, or retired from it."""
+
+    @property
+    def up(self) -> bool:
+        return self.replica.state is ReplicaState.UP
+
+
+class ReplicaSet:
+    """Serves one policy from several engines, behind a gateway.
+
+    Args:
+        engines: one for each replica; the set starts and closes them.
+        endpoint: resolves the plain policy name to a version; None: names must say the version.
+        host: where the gateway listens.
+        port: its port; 0 for any free one.
+        patience: seconds that a call waits while no replica is up, and that a publication waits for one.
+        rolling: whether publishing interrupts a replica, so that one after the other is drained for it.
+        on_event: told when a replica goes out and comes back, from another thread.
+    """
+
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        *,
+        endpoint: PolicyEndpoint | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        patience: float = 600.0,
+        rolling: bool = False,
+        on_event: EventListener | None = None,
+    ) -> None:
+        if not engines:
+            raise EngineError("ReplicaSet needs at least one engine")
+        self._engines = tuple(engines)
+        self._endpoint = endpoint
+        self._place = host, port
+        self._patience = patience
+        self._rolling = rolling
+        self._members: list[_Member] = []
+        self._desired: dict[PolicyVersion, Path | None] = {}
+        self._paused = False
+        self._gateway: Gateway | None = None
+        self._thread: _LoopThread | None = None
+        self._watchers: list[asyncio.Task[None]] = []
+        self.on_event = on_event
+        for number, engine in enumerate(self._engines):
+            if isinstance(engine, Eventful):
+                engine.on_event = _naming(str(number), self._tell)
+
+    # -- what engines have -------------------------------------------------------------------------
+
+    @property
+    def gateway(self) -> Gateway:
+        """What stands in front.
+
+        Raises:
+            EngineError: before `start`.
+        """
+        if self._gateway is None:
+            raise EngineError("the replicas have not been started; call start() first")
+        return self._gateway
+
+    @property
+    def base_url(self) -> str:
+        """The gateway's, ending in ``/v1``."""
+        return self.gateway.base_url
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """How each replica is."""
+        return tuple(member.replica for member in self._members)
+
+    def bind(self, endpoint: PolicyEndpoint) -> None:
+        """Resolve the plain policy name by this endpoint; before `start`."""
+        self._endpoint = endpoint
+
+    async def start(self) -> None:
+        """Start every engine, then the gateway.
+
+        Raises:
+            EngineError: an engine did not come up, or the gateway's port is taken; nothing runs then.
+        """
+        if self._gateway is not None:
+            raise EngineError(f"the replicas run already, behind {self.base_url}; close() them first")
+        self._thread = _LoopThread("art-replicas")
+        try:
+            await self._there(self._start)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        started = await asyncio.gather(*(e.start() for e in self._engines), return_exceptions=True)
+        for number, problem in enumerate(started):
+            if isinstance(problem, BaseException):
+                raise EngineError(f"replica {number} did not start: {problem}") from problem
+        self._members = [
+            _Member(engine, Replica(str(number), engine.base_url, versions=frozenset()))
+            for number, engine in enumerate(self._engines)
+        ]
+        for member in self._members:
+            member.replica.api_key = getattr(member.engine, "api_key", None)
+            member.life = await member.availability.aready()
+        router = Router([member.replica for member in self._members])
+        loop = asyncio.get_running_loop()
+        by_replica = {id(member.replica): member for member in self._members}
+
+        def suspect(replica: Replica) -> None:
+            with suppress(RuntimeError):  # the set is being closed
+                loop.call_soon_threadsafe(by_replica[id(replica)].suspected.set)
+
+        router.on_suspect = suspect
+        host, port = self._place
+        self._gateway = Gateway(
+            self._endpoint,
+            host=host,
+            port=port,
+            max_connections=CONNECTIONS * len(self._members),
+            router=router,
+            patience=self._patience,
+        ).start()
+        self._router = router
+        self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
+
+    async def publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
+        """Serve a version from now on: returns when every replica that is up serves it.
+
+        A replica that cannot take it, while another can, goes out until it has it.
+
+        Raises:
+            EngineError: no replica took it, or none came up in time.
+        """
+        await self._there(lambda: self._publish(version, adapter_dir))
+
+    async def _publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
+        if version in self._desired:
+            raise EngineError(f"{version} is served already; new weights need a new version number")
+        self._desired[version] = adapter_dir
+        try:
+            await self._some_up()
+            problems = await self._each(lambda member: self._bring_up_to_date(member))
+        except BaseException:
+            await self._withdraw(version)
+            raise
+        took = [m for m in self._members if m.replica.versions and version in m.replica.versions]
+        if not took:
+            await self._withdraw(version)
+            raise EngineError(f"no replica took {version}: " + "; ".join(str(p) for p in problems.values()))
+        for member, problem in problems.items():
+            self._out(member, f"it did not take {version}: {problem}")
+            member.suspected.set()
+
+    async def _withdraw(self, version: PolicyVersion) -> None:
+        """Take back a publication that failed, from those who have it."""
+        del self._desired[version]
+        for member in self._members:
+            with suppress(EngineError):  # it is not asked for again
+                await self._retire_on(member, version)
+
+    async def _each(self, act: Callable[[_Member], Coroutine[Any, Any, None]]) -> dict[_Member, EngineError]:
+        """Do something to every replica that is up, by turns if that interrupts them; what failed."""
+        members = [member for member in self._members if member.up]
+        if not self._rolling or len(members) == 1:
+            results = await asyncio.gather(*(act(m) for m in members), return_exceptions=True)
+        else:
+            results: list[BaseException | None] = []
+            for member in members:
+                await self._drain(member)
+                results += await asyncio.gather(act(member), return_exceptions=True)
+                self._router.set_state(member.replica, ReplicaState.UP)
+        problems: dict[_Member, EngineError] = {}
+        for member, result in zip(members, results, strict=True):
+            if isinstance(result, EngineError):
+                problems[member] = result
+            elif isinstance(result, BaseException):
+                raise result
+        return problems
+
+    async def _bring_up_to_date(self, member: _Member) -> None:
+        """Publish to a replica what it is to serve and does not."""
+        async with member.acts:
+            for version, adapter_dir in tuple(self._desired.items()):
+                if version not in member.engine.versions():
+                    await member.engine.publish(version, adapter_dir)
+            served = set(member.engine.versions())
+            member.replica.versions = frozenset(served & self._desired.keys())
+
+    async def _some_up(self) -> None:
+        deadline = time.monotonic() + self._patience
+        while not any(member.up for member in self._members):
+            if time.monotonic() > deadline or all(member.replica.lost for member in self._members):
+                raise EngineError(f"no replica is up: {self._details()}")
+            await asyncio.sleep(CHECK_SECONDS / 10)
+
+    async def retire(self, version: PolicyVersion) -> None:
+        """Stop serving a version on every replica, once its requests in flight have ended.
+
+        Raises:
+            EngineError: it is not served.
+        """
+        await self._there(lambda: self._retire(version))
+
+    async def _retire(self, version: PolicyVersion) -> None:
+        if version not in self._desired:
+            served = ", ".join(map(str, self._desired)) or "none"
+            raise EngineError(f"{version} is not served; served: {served}")
+        del self._desired[version]
+        for member, problem in (await self._each(lambda member: self._retire_on(member, version))).items():
+            self._out(member, f"it did not give up {version}: {problem}")
+            member.suspected.set()
+
+    async def _retire_on(self, member: _Member, version: PolicyVersion) -> None:
+        async with member.acts:
+            member.replica.versions = (member.replica.versions or frozenset()) - {version}
+            if version in member.engine.versions():
+                await member.engine.retire(version)
+
+    def versions(self) -> Sequence[PolicyVersion]:
+        """What is served now, oldest first."""
+        return tuple(self._desired)
+
+    async def pause(self) -> None:
+        """Let requests in flight end and hold new ones, on every replica."""
+        self._paused = True
+        await self._there(lambda: self._all_up(lambda engine: engine.pause()))
+
+    async def resume(self) -> None:
+        """Take requests again."""
+        self._paused = False
+        await self._there(lambda: self._all_up(lambda engine: engine.resume()))
+
+    async def _all_up(self, act: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        members = [member for member in self._members if member.replica.state is not ReplicaState.DOWN]
+        results = await asyncio.gather(*(act(m.engine) for m in members), return_exceptions=True)
+        for member, result in zip(members, results, strict=True):
+            if isinstance(result, EngineError):
+                self._out(member, str(result))
+                member.suspected.set()
+            elif result is not None:
+                raise result
+
+    async def health(self) -> EngineHealth:
+        """Whether any replica answers; what is wrong with those that do not."""
+        if not self._members:
+            return EngineHealth(False, "the replicas are not running")
+        up = [member for member in self._members if member.replica.state is not ReplicaState.DOWN]
+        return EngineHealth(ok=bool(up), detail=self._details())
+
+    async def close(self) -> None:
+        """Stop the gateway and every engine; requests in flight are ended. Closing twice does nothing."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            await asyncio.to_thread(gateway.close)
+        await asyncio.wrap_future(thread.submit(self._close))
+        await asyncio.to_thread(thread.close)
+        self._desired.clear()
+        self._members.clear()
+
+    async def _close(self) -> None:
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watchers.clear()
+        problems = await asyncio.gather(*(e.close() for e in self._engines), return_exceptions=True)
+        for number, problem in enumerate(problems):
+            if problem is not None:
+                logger.error("replica %d did not close: %s", number, problem)
+
+    # -- taking one out on purpose -----------------------------------------------------------------
+
+    async def drain(self, name: str) -> None:
+        """Send a replica no new calls, and return when those under way have ended.
+
+        It stays out until `restore`, which publishes what it missed.
+
+        Raises:
+            EngineError: there is no such replica.
+        """
+        member = self._member(name)
+        await self._there(lambda: self._drain(member))
+
+    async def _drain(self, member: _Member) -> None:
+        self._router.set_state(member.replica, ReplicaState.DRAINING, "drained")
+        while member.replica.busy and member.replica.state is ReplicaState.DRAINING:
+            await asyncio.sleep(CHECK_SECONDS / 50)
+
+    async def restore(self, name: str) -> None:
+        """Send a drained replica calls again, once it answers and serves what it should.
+
+        Raises:
+            EngineError: there is no such replica.
+        """
+        member = self._member(name)
+
+        async def check() -> None:
+            await self._bring_up_to_date(member)
+            self._router.set_state(member.replica, ReplicaState.UP)
+
+        await self._there(check)
+
+    def _member(self, name: str) -> _Member:
+        for member in self._members:
+            if member.replica.name == name:
+                return member
+        known = ", ".join(member.replica.name for member in self._members) or "none, before start()"
+        raise EngineError(f"no replica is named {name!r}; there are {known}")
+
+    # -- watching ----------------------------------------------------------------------------------
+
+    async def _watch(self, member: _Member) -> None:
+        while not member.replica.lost:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(member.suspected.wait(), CHECK_SECONDS)
+            suspected = member.suspected.is_set()
+            member.suspected.clear()
+            try:
+                await self._look(member, suspected)
+            except EngineError as problem:
+                self._out(member, str(problem))
+            except Exception as bug:
+                logger.exception("looking at replica %s failed", member.replica.name)
+                self._out(member, f"{type(bug).__name__}: {bug}")
+
+    async def _look(self, member: _Member, suspected: bool) -> None:
+        if suspected:  # its engine's own watchdog looks first, and restarts it
+            await self._while_it_may_return(member, lambda: member.availability.alost(member.life))
+        health = await member.engine.health()
+        if not health.ok:
+            self._out(member, health.detail)
+            await self._while_it_may_return(member, member.availability.aready)
+            return
+        member.life = await member.availability.aready()
+        if member.replica.state is not ReplicaState.DOWN:
+            return
+        await self._bring_up_to_date(member)
+        if self._paused:
+            await member.engine.pause()
+        self._back(member)
+
+    async def _while_it_may_return(
+        self, member: _Member, wait: Callable[[], Coroutine[Any, Any, Any]]
+    ) -> None:
+        try:
+            await wait()
+        except EngineError as dead:
+            self._out(member, str(dead))
+            member.replica.lost = True
+            self._tell(
+                EngineEvent(
+                    "replica_lost",
+                    f"replica {member.replica.name} will not come back: {dead}",
+                    {"replica": member.replica.name, "base_url": member.replica.base_url},
+                )
+            )
+
+    def _out(self, member: _Member, reason: str) -> None:
+        replica = member.replica
+        self._router.set_state(replica, ReplicaState.DOWN, reason)
+        if member.out_since is None:
+            member.out_since = time.monotonic()
+            data = {"replica": replica.name, "base_url": replica.base_url, "reason": reason[:2000]}
+            self._tell(EngineEvent("replica_out", f"replica {replica.name} is out: {reason}", data))
+
+    def _back(self, member: _Member) -> None:
+        replica = member.replica
+        self._router.set_state(replica, ReplicaState.UP)
+        if member.out_since is not None:
+            seconds, member.out_since = time.monotonic() - member.out_since, None
+            data = {"replica": replica.name, "base_url": replica.base_url, "seconds": seconds}
+            self._tell(
+                EngineEvent("replica_back", f"replica {replica.name} is back after {seconds:.1f} s", data)
+            )
+
+    def _tell(self, event: EngineEvent) -> None:
+        logger.warning(event.message)
+        if self.on_event is not None:
+            self.on_event(event)
+
+    def _details(self) -> str:
+        wrong = [m.replica for m in self._members if not m.up]
+        return "; ".join(f"replica {r.name} is {r.state}: {r.detail}" for r in wrong)
+
+    async def _there(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Do something on the set's own loop, whose locks and watchers it may meet."""
+        if self._thread is None:
+            raise EngineError("the replicas are not running; call start() first")
+        return await asyncio.wrap_future(self._thread.submit(act))
+
+
+class _LoopThread:
+    """An event loop on a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> "Any":
+        return asyncio.run_coroutine_threadsafe(make(), self._loop)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _naming(replica: str, tell: EventListener) -> EventListener:
+    """A listener that says which replica an engine's event is about."""
+
+    def listener(event: EngineEvent) -> None:
+        data: Mapping[str, Any] = {**event.data, "replica": replica}
+        tell(EngineEvent(event.kind, f"replica {replica}: {event.message}", data))
+
+    return listener
