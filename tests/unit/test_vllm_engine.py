@@ -6,6 +6,7 @@ from fakes.vllm_interpreter import fake_interpreter
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
+from art_core.inference.model_families import Parsers
 from art_core.inference.processes import log_tail
 from art_core.inference.vllm import VLLMEngine
 from art_core.inference.vllm_command import (
@@ -30,6 +31,7 @@ def arguments(installed: InstalledVLLM = CPU, base_model: str = "org/model", **s
         config=EngineConfig(**settings),
         lora=LoRAConfig(rank=12),
         port=4711,
+        parsers=Parsers("hermes", None, ""),
     )
 
 
