@@ -33,6 +33,7 @@ from art_core.inference.vllm_command import (
     lora_slot_rank,
     server_arguments,
     server_environment,
+    serving_parsers,
 )
 from art_core.inference.vllm_faults import find_fault
 from art_core.types import PolicyVersion
@@ -140,6 +141,8 @@ class VLLMEngine:
         self._root = root
 
     def _launch(self, installed: InstalledVLLM, port: int) -> ManagedProcess:
+        parsers = serving_parsers(installed, self._base_model, self._config)
+        logger.info("%s: %s", self._base_model, parsers.why)
         arguments = server_arguments(
             installed,
             base_model=self._base_model,
@@ -147,6 +150,7 @@ class VLLMEngine:
             config=self._config,
             lora=self._lora,
             port=port,
+            parsers=parsers,
         )
         log = self._log_dir / f"vllm-{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
         logger.info("starting vLLM %s on port %d, log in %s", installed.version, port, log)
