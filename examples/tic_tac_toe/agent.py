@@ -1,6 +1,6 @@
 """A tic-tac-toe agent as a LangGraph user writes it: a player node, an environment node, an edge back.
 
-Nothing here knows about training. The model is any LangChain chat model; hand it `ChatART` and every
+The graph knows nothing of training. Its model is any LangChain chat model; hand it `ChatART` and every
 move is recorded with its exact tokens.
 """
 
@@ -11,6 +11,9 @@ from langchain_core.messages import HumanMessage, SystemMessage
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 
+from art_core.inference.endpoint import PolicyEndpoint
+from art_core.types import Trajectory
+from art_langgraph import ChatART
 from examples.tic_tac_toe.game import EMPTY, SCORES, SYSTEM, play, read_move, show
 
 
@@ -18,7 +21,7 @@ class Game(TypedDict, total=False):
     """The graph's state."""
 
     opponent: int  # seed of the opponent's moves: the input
-    board: str
+    board: str  # an input too, where a game begins from an opening
     answer: str  # what the model said
     answers: list[str]
     outcome: str | None  # win, draw, loss, illegal
@@ -52,3 +55,18 @@ def build_graph(llm: BaseChatModel) -> CompiledStateGraph:
 def score(game: Game) -> float:
     """What a finished game is worth: win 1, draw 0.5, loss or illegal move 0."""
     return SCORES[game["outcome"] or "illegal"]
+
+
+def reward(trajectory: Trajectory, game: Game) -> float:
+    """The reward of a rollout, as worker processes import it."""
+    return score(game)
+
+
+def sampling_agent(model: PolicyEndpoint) -> CompiledStateGraph:
+    """The agent as it is trained: answers are drawn as the policy thinks them likely."""
+    return build_graph(ChatART(model, temperature=1.0, max_tokens=3))
+
+
+def greedy_agent(model: PolicyEndpoint) -> CompiledStateGraph:
+    """The agent as it may be deployed: always the likeliest answer."""
+    return build_graph(ChatART(model, temperature=0.0, max_tokens=3))

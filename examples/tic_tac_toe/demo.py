@@ -12,8 +12,10 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -22,9 +24,9 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 
 from art_core import EngineConfig, LocalBackend, LoRAConfig, TrainableModel, TrainConfig
-from art_core.types import Scenario, Trajectory, TrajectoryGroup
-from art_langgraph import ChatART, agather
-from examples.tic_tac_toe.agent import Game, build_graph, score
+from art_core.types import Scenario, TrajectoryGroup
+from art_langgraph import Workers, agather
+from examples.tic_tac_toe.agent import greedy_agent, sampling_agent
 from examples.tic_tac_toe.display import (
     Evaluation,
     TrainingStep,
@@ -34,10 +36,16 @@ from examples.tic_tac_toe.display import (
     save_curves,
     steps_table,
 )
-from examples.tic_tac_toe.game import SYSTEM, random_player_moves, show
+from examples.tic_tac_toe.game import SYSTEM, random_opening, random_player_moves, show
 
 HELD_OUT = 1_000_000
 """The first opponent that is never trained against."""
+
+AGENTS = {
+    "sampled": "examples.tic_tac_toe.agent:sampling_agent",
+    "greedy": "examples.tic_tac_toe.agent:greedy_agent",
+}
+"""How answers are chosen; as import paths, for worker processes."""
 
 
 def parse_options() -> argparse.Namespace:
@@ -54,10 +62,37 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
     parser.add_argument("--group-size", type=int, default=16, help="games against each opponent")
     parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--decay", action="store_true", help="let the learning rate fall to a tenth")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KNOB=VALUE",
+        help="any knob of TrainConfig, such as entropy_coef=0.02 or loss=dapo; repeat for several",
+    )
+    parser.add_argument(
+        "--openings", type=float, default=0.0, help="share of groups whose games begin from a random opening"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="processes that play")
+    parser.add_argument(
+        "--evaluate", choices=tuple(AGENTS), default="sampled", help="how held-out games are played"
+    )
     parser.add_argument("--token-budget", type=int, default=1024, help="most tree nodes in one forward pass")
     parser.add_argument("--held-out", type=int, default=200, help="games to evaluate on")
     parser.add_argument("--out", type=Path, default=Path(".art"), help="where record and adapter go")
     return parser.parse_args()
+
+
+def knobs(given: Sequence[str]) -> dict[str, Any]:
+    """``KNOB=VALUE`` as TrainConfig takes it; values are JSON, or else text."""
+    read: dict[str, Any] = {}
+    for knob in given:
+        name, _, value = knob.partition("=")
+        try:
+            read[name] = json.loads(value)
+        except json.JSONDecodeError:
+            read[name] = value
+    return read
 
 
 def random_player_conversations(seed: int, moves: int) -> list[list[dict[str, str]]]:
@@ -88,29 +123,50 @@ class Demo:
             project="tic-tac-toe",
             name=f"player-{time.strftime('%Y%m%d-%H%M%S')}-seed{options.seed}",
             lora=LoRAConfig(rank=16, alpha=32),
-            train=TrainConfig(
-                learning_rate=options.learning_rate, advantage="std", token_budget=options.token_budget
-            ),
+            train=self.train_config(),
             seed=options.seed,
         )
-        self.graph = build_graph(ChatART(self.model, temperature=1.0, max_tokens=3))
+        self.agents = {"sampled": sampling_agent(self.model), "greedy": greedy_agent(self.model)}
+        self.workers: Workers | int = 1
         self.steps: list[TrainingStep] = []
         self.evaluations: list[Evaluation] = []
 
-    async def play(self, opponents: Sequence[int], group_size: int) -> list[TrajectoryGroup]:
-        """Play games against each opponent."""
-        scenarios = [Scenario(f"opponent-{o}", inputs={"opponent": o}) for o in opponents]
+    def train_config(self) -> TrainConfig:
+        """What the options say about training."""
+        options = self.options
+        config = TrainConfig(
+            **{
+                "learning_rate": options.learning_rate,
+                "advantage": "std",
+                "token_budget": options.token_budget,
+                **knobs(options.set),
+            }
+        )
+        if not options.decay:
+            return config
+        updates = -(-options.opponents // (config.groups_per_update or options.opponents)) * config.epochs
+        return config.replace(total_updates=updates * options.steps)
 
-        def reward(trajectory: Trajectory, game: Game) -> float:
-            return score(game)
-
+    async def play(
+        self, opponents: Sequence[int], group_size: int, *, how: str = "sampled", openings: float = 0.0
+    ) -> list[TrajectoryGroup]:
+        """Play games against each opponent, the last ones from openings."""
+        plain = round(len(opponents) * (1 - openings))
+        scenarios = [
+            Scenario(
+                f"opponent-{o}",
+                inputs={"opponent": o} if n < plain else {"opponent": o, "board": random_opening(o)},
+            )
+            for n, o in enumerate(opponents)
+        ]
         return await agather(
-            self.graph,
+            self.agents[how] if self.workers == 1 else AGENTS[how],
             scenarios,
             group_size=group_size,
             concurrency=256,
-            reward=reward,
+            reward="examples.tic_tac_toe.agent:reward",
             model=self.model,
+            workers=self.workers,
             seed=self.options.seed,
             progress=False,
         )
@@ -119,7 +175,8 @@ class Demo:
         """Play the held-out games once."""
         start = time.perf_counter()
         with self.console.status(f"{self.options.held_out} held-out games, {name}"):
-            groups = await self.play(range(HELD_OUT, HELD_OUT + self.options.held_out), 1)
+            opponents = range(HELD_OUT, HELD_OUT + self.options.held_out)
+            groups = await self.play(opponents, 1, how=self.options.evaluate)
         rewards = [reward for group in groups for reward in group.rewards]
         self.evaluations.append(Evaluation.of(name, outcomes(groups), rewards, time.perf_counter() - start))
         self.console.print(evaluations_table(self.evaluations))
@@ -128,9 +185,10 @@ class Demo:
     async def step(self, number: int) -> None:
         """Play a batch of games, learn from it."""
         options = self.options
-        first = 1000 * options.seed + number * options.opponents
+        first = 10_000 * options.seed + number * options.opponents
         start = time.perf_counter()
-        groups = await self.play(range(first, first + options.opponents), options.group_size)
+        opponents = range(first, first + options.opponents)
+        groups = await self.play(opponents, options.group_size, openings=options.openings)
         played = time.perf_counter()
         metrics = (await self.model.atrain(groups)).metrics
         ended = outcomes(groups)
@@ -160,7 +218,10 @@ class Demo:
         )
         with console.status("loading the model"):
             await self.model.aregister(LocalBackend(engine=engine, root=options.out))
-        async with self.model:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self.model)
+            if options.workers > 1:
+                self.workers = await stack.enter_async_context(Workers(options.workers))
             await self.evaluate("as it comes")
             with Progress(console=console, transient=True) as bar:
                 task = bar.add_task("warm start on a random player's moves", total=options.warm_steps)
@@ -193,6 +254,7 @@ class Demo:
         result = {
             "seed": self.options.seed,
             "seconds": seconds,
+            "options": {name: str(value) for name, value in vars(self.options).items()},
             **as_json(self.steps, self.evaluations),
         }
         (out / "result.json").write_text(json.dumps(result, indent=1))
