@@ -84,6 +84,7 @@ class ModelFamily:
         pattern: found in their names, whatever the case.
         tools: the parser of their tool calls.
         reasoning: the parser of their reasoning, for those of them that reason; None: none does.
+        always_reasons: whether all of them do, whatever their templates show.
     """
 
     name: str
@@ -91,10 +92,11 @@ class ModelFamily:
     pattern: str
     tools: str
     reasoning: str | None = None
+    always_reasons: bool = False
 
 
 FAMILIES: tuple[ModelFamily, ...] = (
-    ModelFamily("gpt-oss", ("gpt_oss",), r"gpt-?oss", "openai", "openai_gptoss"),
+    ModelFamily("gpt-oss", ("gpt_oss",), r"gpt-?oss", "openai", "openai_gptoss", True),
     ModelFamily("Kimi K2", ("kimi_k2",), r"kimi-?k2", "kimi_k2", "kimi_k2"),
     ModelFamily("DeepSeek V3.2", ("deepseek_v32",), r"deepseek-?v3\.2", "deepseek_v32", "deepseek_v3"),
     ModelFamily("DeepSeek V3.1", (), r"deepseek-?v3\.1", "deepseek_v31", "deepseek_v3"),
@@ -274,6 +276,8 @@ def _tools_of(facts: ModelFacts) -> tuple[str, str]:
 
 def _reasoning_of(facts: ModelFacts) -> tuple[str | None, str]:
     family = facts.family
+    if family is not None and family.always_reasons:
+        return family.reasoning, f"the model is a {family.name}"
     if facts.template is None:
         return None, "no chat template was found"
     if not facts.reasons:
