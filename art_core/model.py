@@ -229,7 +229,11 @@ class TrainableModel:
     # -- learning ----------------------------------------------------------------------------------
 
     async def atrain(
-        self, groups: Sequence[TrajectoryGroup] | None = None, *, train: Train = None
+        self,
+        groups: Sequence[TrajectoryGroup] | None = None,
+        *,
+        train: Train = None,
+        imitate: Sequence[Any] = (),
     ) -> "TrainReport":
         """Learn from groups, or from the trajectories ended since the last call, and publish the result.
 
@@ -242,6 +246,8 @@ class TrainableModel:
             train: which steps to train: ``"planner"``, ``Nodes("planner", "writer") & ~Tags("draft")``, or
                 a function of the step (see `art_core.selection`); None: every one that can be. Rewards and
                 baselines stay those of the whole rollouts.
+            imitate: conversations mixed in against forgetting, with ``TrainConfig.sft_weight``; what
+                `asft` takes.
 
         Raises:
             NothingToTrainError: nothing was collected, or nothing of it can be trained.
@@ -251,7 +257,7 @@ class TrainableModel:
         as_selection(train)  # before anything is written or paused
         if groups is not None:
             _check_scored(groups)
-            return await self._registered.atrain([groups], train=train)
+            return await self._registered.atrain([groups], train=train, imitate=imitate)
         with self._lock:
             collected = list(self._collected.values())
         if not collected:
@@ -261,15 +267,21 @@ class TrainableModel:
             )
         size = self.config.batch_size
         batches = [_by_scenario(collected[i : i + size]) for i in range(0, len(collected), size)]
-        report = await self._registered.atrain(batches, train=train)
+        report = await self._registered.atrain(batches, train=train, imitate=imitate)
         with self._lock:
             for trajectory in collected:
                 self._collected.pop(trajectory.id, None)
         return report
 
-    def train(self, groups: Sequence[TrajectoryGroup] | None = None, *, train: Train = None) -> "TrainReport":
+    def train(
+        self,
+        groups: Sequence[TrajectoryGroup] | None = None,
+        *,
+        train: Train = None,
+        imitate: Sequence[Any] = (),
+    ) -> "TrainReport":
         """Learn and publish; see `atrain`."""
-        return run_sync(lambda: self.atrain(groups, train=train))
+        return run_sync(lambda: self.atrain(groups, train=train, imitate=imitate))
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Learn to answer as given conversations do (supervised fine-tuning), and publish the result.

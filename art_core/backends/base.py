@@ -26,7 +26,11 @@ class Registration(Protocol):
         ...
 
     async def atrain(
-        self, batches: Sequence[Sequence[TrajectoryGroup]], *, train: Train = None
+        self,
+        batches: Sequence[Sequence[TrajectoryGroup]],
+        *,
+        train: Train = None,
+        imitate: Sequence[Any] = (),
     ) -> "TrainReport":
         """One GRPO update per batch of groups, of the chosen steps, then publish the new version."""
         ...

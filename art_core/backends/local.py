@@ -226,7 +226,11 @@ class LocalRegistration:
     # -- learning ----------------------------------------------------------------------------------
 
     async def atrain(
-        self, batches: Sequence[Sequence[TrajectoryGroup]], *, train: Train = None
+        self,
+        batches: Sequence[Sequence[TrajectoryGroup]],
+        *,
+        train: Train = None,
+        imitate: Sequence[Any] = (),
     ) -> "TrainReport":
         """One call of the trainer per batch, then publish what came out."""
         from art_core.training.report import merge_reports
@@ -235,7 +239,9 @@ class LocalRegistration:
             for group in batch:
                 self.store.save_group(group, run_id=self._run)
         return await self._learn(
-            lambda: merge_reports([self._trainer.train(batch, train=train) for batch in batches])
+            lambda: merge_reports(
+                [self._trainer.train(batch, train=train, imitate=imitate) for batch in batches]
+            )
         )
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
