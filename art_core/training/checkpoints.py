@@ -18,16 +18,17 @@ import os
 import random
 import shutil
 import tempfile
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from art_core.config import LoRAConfig
 from art_core.errors import CheckpointError
-from art_core.training.grpo import Trainer
 
 FORMAT = 1
 PREFIX = "checkpoint-"
@@ -35,6 +36,47 @@ MANIFEST = "checkpoint.json"
 ADAPTER = "adapter"
 TRAINING_STATE = "training.pt"
 _WRITING = ".writing-"
+
+
+class Kept(Protocol):
+    """What a checkpoint keeps of a policy."""
+
+    lock: threading.RLock
+    lora: LoRAConfig
+
+    @property
+    def base_model(self) -> str:
+        """The base model's hub name or directory."""
+        ...
+
+    def base_fingerprint(self) -> str:
+        """Tells base models apart by their weights."""
+        ...
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the training adapter as an ordinary PEFT directory."""
+        ...
+
+    def load_adapter(self, directory: Path) -> None:
+        """Replace the training adapter's weights by a PEFT directory's."""
+        ...
+
+
+class Resumable(Protocol):
+    """A trainer that can go on from a checkpoint, in this process or in others."""
+
+    @property
+    def policy(self) -> Kept:
+        """What it trains."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on, beside the adapter and the configuration."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` said."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +99,9 @@ class Checkpoint:
         return self.directory / ADAPTER
 
 
-def save(root: Path, trainer: Trainer, *, version: int, state: Mapping[str, Any] | None = None) -> Checkpoint:
+def save(
+    root: Path, trainer: Resumable, *, version: int, state: Mapping[str, Any] | None = None
+) -> Checkpoint:
     """Write a checkpoint under ``root``.
 
     Args:
@@ -95,7 +139,7 @@ def save(root: Path, trainer: Trainer, *, version: int, state: Mapping[str, Any]
     return Checkpoint(target, version, json.loads(kept))
 
 
-def load(directory: Path, trainer: Trainer) -> Checkpoint:
+def load(directory: Path, trainer: Resumable) -> Checkpoint:
     """Make a trainer go on from a checkpoint; random generators are set too.
 
     Args:
@@ -144,7 +188,7 @@ def prune(root: Path, keep: int, versions: Collection[int] = ()) -> list[Path]:
     return gone
 
 
-def _write(scratch: Path, trainer: Trainer, version: int, state: Mapping[str, Any]) -> None:
+def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, Any]) -> None:
     with trainer.policy.lock:
         trainer.policy.save_adapter(scratch / ADAPTER)
         training = {"trainer": trainer.state_dict(), "generators": _generators()}
@@ -191,7 +235,7 @@ def _verified(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_fits(directory: Path, manifest: Mapping[str, Any], trainer: Trainer) -> None:
+def _check_fits(directory: Path, manifest: Mapping[str, Any], trainer: Resumable) -> None:
     if manifest["base_fingerprint"] != trainer.policy.base_fingerprint():
         raise CheckpointError(
             f"{directory} was trained on {manifest['base_model']!r}, whose weights are not those of "

@@ -93,6 +93,9 @@ class Trainer:
         self.generator.set_state(state["generator"])
         self.coefficients = Coefficients(**state["coefficients"])
 
+    def close(self) -> None:
+        """Let go of what it holds open: nothing, in this process (see `launch.TrainerProcesses`)."""
+
     def train(
         self,
         groups: Sequence[TrajectoryGroup],

@@ -1,0 +1,376 @@
+"""Trainer processes, as the process that started them sees them.
+
+Invariant: they all do the same calls in the same order; when one of them dies or fails by itself, all are
+ended and the caller gets an error with what it said last. None outlives this process.
+
+`TrainerProcesses` has the methods of `grpo.Trainer`. A call is pickled once and sent to every rank; the first
+rank's answer is the result. Each process is a `ManagedProcess` with a log file of its own, and calls go
+over a socket in a directory that only this user can enter. (torch's and accelerate's launchers block until
+their processes end, fork or import the caller's main module, and take over its signal handlers.)
+"""
+
+import io
+import logging
+import os
+import pickle
+import shutil
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from art_core.config import LoRAConfig, ParallelConfig, TrainConfig
+from art_core.errors import ArtError, ConfigError, TrainerProcessError
+from art_core.inference.processes import ManagedProcess
+from art_core.selection import Train, as_selection
+from art_core.training.distributed import Place
+from art_core.training.policy import Policy
+from art_core.training.rank import Call, Description, Done, Progress, Raised, Setup
+from art_core.training.report import TrainReport
+from art_core.types import Step, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 600.0
+"""Seconds until every rank must have loaded the model."""
+
+ALONE_SECONDS = 10.0
+"""How long after one rank failed the others may take to say that they failed alike."""
+
+LOOK_SECONDS = 0.5
+
+
+class ChosenSteps:
+    """A user's selection, decided here: his function need not be known to other processes."""
+
+    def __init__(self, ids: frozenset[str]) -> None:
+        self._ids = ids
+
+    def __call__(self, step: Step) -> bool:
+        """Whether the step was chosen."""
+        return step.id in self._ids
+
+
+class RemotePolicy:
+    """The policy that the ranks hold, as far as checkpoints need it.
+
+    Args:
+        processes: the ranks.
+        lora: its adapter.
+    """
+
+    def __init__(self, processes: "TrainerProcesses", lora: LoRAConfig) -> None:
+        self._processes = processes
+        self.lora = lora
+        self.lock = processes.lock
+
+    @property
+    def base_model(self) -> str:
+        """The base model's hub name or directory."""
+        return self._processes.description.base_model
+
+    def base_fingerprint(self) -> str:
+        """Tells base models apart by their weights."""
+        return self._processes.description.base_fingerprint
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The base model's tokenizer."""
+        return AutoTokenizer.from_pretrained(self.base_model)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the training adapter as an ordinary PEFT directory."""
+        self._processes.call("save_adapter", directory)
+
+    def load_adapter(self, directory: Path) -> None:
+        """Replace the training adapter's weights by a PEFT directory's."""
+        self._processes.call("load_adapter", directory)
+
+
+class TrainerProcesses:
+    """A trainer that runs in processes of its own, one or several.
+
+    Args:
+        build: makes the policy on a device; must be importable by name (or a `functools.partial` of such).
+        lora: the policy's adapter.
+        config: how to train.
+        parallel: how many processes, on which GPUs, and what they share.
+        seed: of what is shuffled.
+        log_dir: where each rank's log goes.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes, or the model cannot be loaded.
+        TrainerProcessError: a process did not come up.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[str], Policy],
+        lora: LoRAConfig,
+        config: TrainConfig,
+        parallel: ParallelConfig,
+        *,
+        seed: int = 0,
+        log_dir: Path,
+    ) -> None:
+        self.config = config
+        self.lock = threading.RLock()
+        self._size = parallel.processes
+        self._ranks: list[_Rank] = []
+        self._scratch = Path(tempfile.mkdtemp(prefix="art-trainer-"))
+        self._ended: str | None = None
+        try:
+            environment = rank_environment(parallel)
+            setups = [
+                Setup(
+                    Place(rank, self._size, self._scratch / "rendezvous", parallel.timeout),
+                    parallel.strategy,
+                    build,
+                    config,
+                    seed,
+                )
+                for rank in range(self._size)
+            ]
+            for setup in setups:
+                self._ranks.append(_Rank(setup.place.rank, self._scratch, environment, log_dir / "trainer"))
+            deadline = time.monotonic() + START_TIMEOUT
+            for rank, setup in zip(self._ranks, setups, strict=True):
+                rank.connect(deadline)
+                rank.send(pickle.dumps(sys.path))
+                rank.send(pickle.dumps(setup))
+            self.description: Description = self._answers("start", None, deadline)
+        except BaseException:
+            self.close()
+            raise
+        self.policy = RemotePolicy(self, lora)
+
+    def train(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        *,
+        train: Train = None,
+        progress: "Callable[[int, int], None] | None" = None,
+        **options: Any,
+    ) -> TrainReport:
+        """`Trainer.train` on all ranks.
+
+        Raises:
+            NothingToTrainError: as there.
+            TrainerProcessError: a process died or failed.
+        """
+        chosen: ChosenSteps | None = None
+        if train is not None:
+            selection = as_selection(train)
+            chosen = ChosenSteps(frozenset(s.id for g in groups for t in g for s in t.steps if selection(s)))
+        return self.call("train", list(groups), progress=progress, train=chosen, **options)
+
+    def sft(
+        self, data: Sequence[Any], *, progress: "Callable[[int, int], None] | None" = None, **options: Any
+    ) -> TrainReport:
+        """`Trainer.sft` on all ranks."""
+        return self.call("sft", list(data), progress=progress, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next update depends on, beside the adapter and the configuration."""
+        return torch.load(io.BytesIO(self.call("state")), map_location="cpu", weights_only=True)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` said."""
+        written = io.BytesIO()
+        torch.save(dict(state), written)
+        self.call("load_state", written.getvalue())
+
+    def call(
+        self,
+        method: str,
+        *arguments: Any,
+        progress: "Callable[[int, int], None] | None" = None,
+        **options: Any,
+    ) -> Any:
+        """Let every rank do something; the first one's result.
+
+        Raises:
+            ArtError: what all ranks raised alike.
+            TrainerProcessError: a rank died, or failed by itself; all have been ended.
+        """
+        with self.lock:
+            if self._ended is not None:
+                raise TrainerProcessError(f"the trainer's processes have ended: {self._ended}")
+            message = pickle.dumps(Call(method, arguments, options))
+            try:
+                for rank in self._ranks:
+                    rank.send(message)
+                return self._answers(method, progress, None)
+            except TrainerProcessError as failed:
+                self._end(str(failed).splitlines()[0])
+                raise
+            except BaseException as interrupted:
+                # Ranks may be in the midst of it, and could not be told from ranks that answer the next call.
+                if not (isinstance(interrupted, ArtError) and self._ended is None):
+                    self._end(f"a call of {method} was given up ({type(interrupted).__name__})")
+                raise
+
+    def close(self) -> None:
+        """End the processes. Closing twice does nothing."""
+        self._end("closed")
+
+    def _end(self, why: str) -> None:
+        self._ended = self._ended or why
+        ranks, self._ranks = self._ranks, []
+        for rank in ranks:
+            rank.ask_to_end()
+        for rank in ranks:
+            rank.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _answers(
+        self, method: str, progress: "Callable[[int, int], None] | None", deadline: float | None
+    ) -> Any:
+        waiting = {rank.pipe: rank for rank in self._ranks}
+        result: Any = None
+        raised: dict[int, Raised] = {}
+        while waiting:
+            for ready in wait(list(waiting), LOOK_SECONDS):
+                rank = waiting[ready]  # pyright: ignore[reportArgumentType] - it is one of those given
+                match rank.receive():
+                    case Progress(done, total):
+                        if progress is not None:
+                            progress(done, total)
+                    case Done(value):
+                        result = value if rank.number == 0 else result
+                        del waiting[rank.pipe]
+                    case Raised() as failure:
+                        raised[rank.number] = failure
+                        del waiting[rank.pipe]
+                        if deadline is None or method != "start":
+                            deadline = time.monotonic() + ALONE_SECONDS
+                    case other:
+                        raise TrainerProcessError(f"{rank} answered {method} with {other!r}")
+            if waiting and deadline is not None and time.monotonic() > deadline:
+                if raised:
+                    break
+                late = ", ".join(map(str, waiting.values()))
+                raise TrainerProcessError(f"no answer to {method} in time from {late}")
+            if raised and len(raised) < self._size and method == "start":
+                break
+        if raised:
+            raise self._failure(method, raised)
+        return result
+
+    def _failure(self, method: str, raised: Mapping[int, Raised]) -> ArtError:
+        first = raised[min(raised)]
+        kinds = {(type(r.error), str(r.error)) for r in raised.values()}
+        if first.error is not None and len(kinds) == 1 and (len(raised) == self._size or method == "start"):
+            return first.error
+        said = "\n".join(f"rank {number}:\n{failure.traceback}" for number, failure in sorted(raised.items()))
+        return TrainerProcessError(
+            f"{len(raised)} of {self._size} trainer processes failed in {method}; all have been ended, and "
+            f"training can go on from the last checkpoint:\n{said}"
+        )
+
+
+class _Rank:
+    """One process and the socket to it."""
+
+    def __init__(self, number: int, scratch: Path, environment: Mapping[str, str], log_dir: Path) -> None:
+        self.number = number
+        self.pipe: Connection[Any, Any]
+        address = scratch / f"rank-{number}"
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(address))
+        self._listening.listen(1)
+        self._listening.settimeout(LOOK_SECONDS)
+        self.process = ManagedProcess(
+            [sys.executable, "-m", "art_core.training.rank", str(address)],
+            env=dict(environment),
+            log=log_dir / f"rank-{number}.log",
+            grace=2.0,
+        )
+
+    def __str__(self) -> str:
+        return f"rank {self.number} (log: {self.process.log})"
+
+    def connect(self, deadline: float) -> None:
+        while True:
+            try:
+                joined, _ = self._listening.accept()
+                break
+            except TimeoutError:
+                if self.process.exit_status is not None:
+                    raise self._gone() from None
+                if time.monotonic() > deadline:
+                    raise TrainerProcessError(f"{self} did not come up in {START_TIMEOUT:g} s") from None
+        joined.setblocking(True)
+        self.pipe = Connection(joined.detach())
+        self._listening.close()
+
+    def send(self, message: bytes) -> None:
+        try:
+            self.pipe.send_bytes(message)
+        except OSError:
+            raise self._gone() from None
+
+    def receive(self) -> Any:
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            raise self._gone() from None
+
+    def _gone(self) -> TrainerProcessError:
+        until = time.monotonic() + 5
+        while self.process.exit_status is None and time.monotonic() < until:
+            time.sleep(0.01)
+        how = self.process.describe_exit() or "closed its connection"
+        return TrainerProcessError(
+            f"trainer process {self} {how}; all have been ended, and training can go on from the last "
+            f"checkpoint. It said last:\n{self.process.tail(30)}"
+        )
+
+    def ask_to_end(self) -> None:
+        try:
+            self.pipe.send_bytes(pickle.dumps(None))
+        except (OSError, AttributeError):  # it is gone, or never connected
+            logger.debug("%s is gone already", self)
+
+    def close(self) -> None:
+        self._listening.close()
+        self.process.close()
+        if hasattr(self, "pipe"):
+            self.pipe.close()
+
+
+def rank_environment(parallel: ParallelConfig) -> dict[str, str]:
+    """The environment of the ranks: this process's, with their GPUs alone and the import path.
+
+    NCCL's variables are handed on as they are.
+
+    Raises:
+        ConfigError: there are fewer GPUs than processes.
+    """
+    environment = dict(os.environ)
+    # Our own modules must be found before the parent's search path has been received.
+    ours = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, environment.get("PYTHONPATH")]))
+    visible = torch.cuda.device_count()
+    if not visible:
+        if parallel.devices is not None:
+            raise ConfigError(f"devices={parallel.devices}: there is no GPU here")
+        return environment
+    devices = parallel.devices if parallel.devices is not None else tuple(range(parallel.processes))
+    if max(devices) >= visible:
+        raise ConfigError(
+            f"{parallel.processes} trainer processes need GPUs {', '.join(map(str, devices))}, but {visible} "
+            "are visible: lower processes, or name others with devices"
+        )
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = named.split(",") if named else [str(i) for i in range(visible)]
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[i] for i in devices)
+    return environment
