@@ -237,6 +237,11 @@ class EngineConfig(Settings):
     replicas: int = Field(
         default=1, ge=1, description="vLLM: servers to start, with a gateway in front that shares them out"
     )
+    gateway: bool = Field(
+        default=False,
+        description="put a gateway in front, so that stock clients are captured and metrics are served; "
+        "several replicas, and servers of somebody else's, always have one",
+    )
     devices: tuple[str, ...] | None = Field(
         default=None,
         description="vLLM: CUDA_VISIBLE_DEVICES of each replica, such as ('0,1', '2,3'); None: one replica "
@@ -257,6 +262,11 @@ class EngineConfig(Settings):
     max_batch: int = Field(default=64, ge=1, description="most sequences decoded together")
     gpu_memory_utilization: float = Field(
         default=0.3, gt=0, le=1, description="share of the GPU that vLLM takes"
+    )
+    colocate: bool = Field(
+        default=False,
+        description="vLLM: it sleeps while the trainer trains on the same GPU, so that each has the whole "
+        "GPU in its turn; False: both stay, the trainer in what gpu_memory_utilization leaves",
     )
     prefix_cache_tokens: int = Field(
         default=65536, ge=0, description="embedded: tokens kept in the prefix cache"

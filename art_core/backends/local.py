@@ -9,30 +9,35 @@ one directory per version with the adapter and the optimizer.
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.config import EngineConfig, TrainableModelConfig
+from art_core.backends.serving import SERVED_VERSIONS, Serving, write_base_adapter
+from art_core.config import EngineConfig, ParallelConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
-from art_core.inference.endpoint import VersionLeases
-from art_core.inference.engine import Engine
+from art_core.inference.availability import Availability, availability_of
+from art_core.inference.devices import replica_configs
+from art_core.inference.engine import Engine, EngineEvent, Eventful
+from art_core.inference.pinned import PinnedEndpoint
+from art_core.inference.replicas import ReplicaSet
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from art_core.training.grpo import Trainer
+    from art_core.training.launch import TrainerProcesses
     from art_core.training.policy import PeftPolicy
     from art_core.training.report import TrainReport
 
 logger = logging.getLogger(__name__)
-
-SERVED_VERSIONS = 2
-"""The current version, and the one before it for rollouts that are still going."""
 
 
 class LocalBackend:
@@ -41,6 +46,7 @@ class LocalBackend:
     Args:
         root: directory of the record and the checkpoints.
         engine: how to serve, in full; or give its settings as keywords (`EngineConfig` documents each).
+        parallel: train in processes of their own, one or several, each with a GPU; None: in this one.
         keep_checkpoints: how many of the newest checkpoints stay on disk.
     """
 
@@ -49,6 +55,7 @@ class LocalBackend:
         *,
         root: Path | str = ".art",
         engine: EngineConfig | None = None,
+        parallel: ParallelConfig | None = None,
         keep_checkpoints: int = 3,
         **settings: Any,
     ) -> None:
@@ -62,6 +69,7 @@ class LocalBackend:
             )
         self.root = Path(root)
         self.engine_config = engine or EngineConfig(**settings)
+        self.parallel = parallel
         self.keep_checkpoints = keep_checkpoints
 
     async def aregister(self, config: TrainableModelConfig) -> "LocalRegistration":
@@ -71,20 +79,29 @@ class LocalBackend:
             ConfigError: the base model is unknown, or its directory belongs to another base model.
             EngineError: the server did not come up.
             StoreError: the project's record cannot be opened.
+            TrainerProcessError: a process that is to train did not come up.
         """
         store = Store.open(config.project, self.root)
+        trainer: Trainer | TrainerProcesses | None = None
         try:
-            policy = await asyncio.to_thread(load_policy, config, self.engine_config)
+            # A server and trainers in other processes leave nothing for a model in this one to do.
+            apart = self.parallel is not None and engine_kind(self.engine_config) != "embedded"
+            policy = None if apart else await asyncio.to_thread(load_policy, config, self.engine_config)
+            trainer = await asyncio.to_thread(
+                make_trainer, policy, config, self.engine_config, self.parallel, self.root
+            )
             registration = LocalRegistration(
                 config=config,
                 store=store,
-                policy=policy,
+                trainer=trainer,
                 engine=make_engine(policy, config, self.engine_config, self.root),
                 directory=self.root / config.project / config.name / "checkpoints",
                 keep_checkpoints=self.keep_checkpoints,
             )
             await registration.astart()
         except BaseException:
+            if trainer is not None:
+                trainer.close()
             store.close()
             raise
         return registration
@@ -99,8 +116,10 @@ def engine_kind(config: EngineConfig) -> str:
     return "vllm" if torch.cuda.is_available() and find_spec("vllm") else "embedded"
 
 
-def load_policy(config: TrainableModelConfig, engine: EngineConfig) -> "PeftPolicy":
-    """The base model with the adapter that is trained."""
+def load_policy(
+    config: TrainableModelConfig, engine: EngineConfig, device: str | None = None
+) -> "PeftPolicy":
+    """The base model with the adapter that is trained; ``device`` None: on the GPU, if there is one."""
     import torch
 
     from art_core.training.policy import PeftPolicy
@@ -110,28 +129,89 @@ def load_policy(config: TrainableModelConfig, engine: EngineConfig) -> "PeftPoli
         config.base_model,
         config.lora_config,
         dtype=dtype,
-        device="cuda" if torch.cuda.is_available() else "cpu",
+        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
         seed=config.seed,
     )
 
 
-def make_engine(
-    policy: "PeftPolicy", config: TrainableModelConfig, engine: EngineConfig, root: Path
-) -> Engine:
-    """The engine that the settings ask for; nothing is started."""
-    if engine_kind(engine) == "embedded":
-        from art_core.inference.embedded import EmbeddedEngine
+def make_trainer(
+    policy: "PeftPolicy | None",
+    config: TrainableModelConfig,
+    engine: EngineConfig,
+    parallel: ParallelConfig | None,
+    root: Path,
+) -> "Trainer | TrainerProcesses":
+    """A trainer of the policy in this process, or processes that load their own and train it together."""
+    if parallel is None and policy is not None:
+        from art_core.training.grpo import Trainer
 
-        return EmbeddedEngine(policy, engine, served_model=config.name)
-    from art_core.inference.vllm import VLLMEngine
+        return Trainer(policy, config.train_config, seed=config.seed)
+    from art_core.training.launch import TrainerProcesses
 
-    return VLLMEngine(
-        config.base_model,
-        engine,
+    return TrainerProcesses(
+        partial(load_policy, config, engine),
         config.lora_config,
-        served_model=config.name,
+        config.train_config,
+        parallel or ParallelConfig(),
+        seed=config.seed,
         log_dir=root / config.project / config.name / "logs",
     )
+
+
+def make_engine(
+    policy: "PeftPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
+) -> Engine:
+    """The engine that the settings ask for; nothing is started."""
+    engines = _engines(policy, config, engine, root)
+    if len(engines) == 1 and not (engine.gateway or engine.kind == "external"):
+        return engines[0]
+    return ReplicaSet(engines, host=engine.host, port=engine.port or 0, patience=engine.start_timeout)
+
+
+def _engines(
+    policy: "PeftPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
+) -> list[Engine]:
+    """One for each replica."""
+    kind = engine_kind(engine)
+    if kind == "external":
+        from art_core.inference.external import ExternalEngine
+
+        return [
+            ExternalEngine(url, engine.api_key, served_model=config.name, base_model=config.base_model)
+            for url in engine.base_urls
+        ]
+    each = replica_configs(engine, visible_devices())
+    if kind == "embedded":
+        from art_core.inference.embedded import EmbeddedEngine
+
+        if len(each) > 1:
+            raise ConfigError(
+                f"replicas={len(each)}: the embedded engine serves the very model that is trained, of which "
+                "there is one; replicas need kind='vllm' (not found here, or no GPU) or kind='external'"
+            )
+        return [EmbeddedEngine(policy or load_policy(config, engine), each[0], served_model=config.name)]
+    from art_core.inference.vllm import VLLMEngine
+
+    return [
+        VLLMEngine(
+            config.base_model,
+            one,
+            config.lora_config,
+            served_model=config.name,
+            log_dir=root / config.project / config.name / "logs",
+        )
+        for one in each
+    ]
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` would list them."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]
 
 
 class LocalRegistration:
@@ -142,26 +222,39 @@ class LocalRegistration:
         *,
         config: TrainableModelConfig,
         store: Store,
-        policy: "PeftPolicy",
+        trainer: "Trainer | TrainerProcesses",
         engine: Engine,
         directory: Path,
         keep_checkpoints: int,
     ) -> None:
-        from art_core.training.grpo import Trainer
-
         self.config = config
         self.store = store
         self.engine = engine
         self.api_key = "none"
-        self._policy = policy
-        self._trainer: Trainer = Trainer(policy, config.train_config, seed=config.seed)
+        self._trainer = trainer
         self._directory = directory
-        self._keep = keep_checkpoints
-        self._leases = VersionLeases()
+        self._serving = Serving(
+            config.name, engine, directory, keep_checkpoints, base_adapter=self._base_adapter()
+        )
         self._training = asyncio.Lock()
-        self._version = PolicyVersion(config.name, 0)
         self._run = store.begin_run(config.name, config.model_dump(mode="json"))
         self._sink = store.sink(self._run)
+        if isinstance(engine, ReplicaSet):
+            engine.bind(self)
+        if isinstance(engine, Eventful):
+            engine.on_event = self._keep_event
+
+    def _keep_event(self, event: EngineEvent) -> None:
+        self.store.add_event(self._run, event.kind, event.message, event.data)
+
+    def _base_adapter(self) -> Callable[[], Path] | None:
+        """How an engine is told to serve the base model, if it has to be told."""
+        from art_core.inference.embedded import EmbeddedEngine
+
+        if not isinstance(self.engine, EmbeddedEngine):
+            return None
+        directory = self._directory.with_name("base-adapter")
+        return lambda: write_base_adapter(self._trainer.policy.save_adapter, directory)
 
     # -- endpoint ----------------------------------------------------------------------------------
 
@@ -187,11 +280,34 @@ class LocalRegistration:
 
     def current_version(self) -> PolicyVersion:
         """The newest version that is served."""
-        return self._version
+        return self._serving.current
+
+    @property
+    def availability(self) -> Availability:
+        """Whether the server can be asked now; it is restarted when it dies."""
+        return availability_of(self.engine)
 
     def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:
-        """Hold a version for the length of a call or of a rollout."""
-        return self._leases.lease(version or self._version)
+        """Hold a version for the length of a call or of a rollout.
+
+        Raises:
+            EngineError: (when entered) it is not served any more.
+        """
+        return self._serving.lease(version)
+
+    async def aserve(self, number: int) -> PinnedEndpoint:
+        """Serve a version beside the current one, for as long as the endpoint is open.
+
+        Raises:
+            CheckpointError: its checkpoint is not on disk any more.
+            EngineError: the engine refuses it.
+        """
+        release = await self._serving.hold(number)
+        return PinnedEndpoint(self, PolicyVersion(self.name, number), release)
+
+    def wire_name(self, version: PolicyVersion) -> str:
+        """The name by which the server knows a version."""
+        return self.engine.wire_name(version) if isinstance(self.engine, ReplicaSet) else version.name
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """A trajectory from the record."""
@@ -204,15 +320,14 @@ class LocalRegistration:
         from art_core.training import checkpoints
 
         last = checkpoints.latest(self._directory)
-        adapter: Path | None = None
+        version, adapter = PolicyVersion(self.name, 0), None
         if last is not None:
             checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
-            self._version = PolicyVersion(self.name, checkpoint.version)
-            adapter = checkpoint.adapter_dir
-            logger.info("model %s goes on from version %s", self.name, self._version)
+            version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.adapter_dir
+            logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
         try:
-            await self.engine.publish(self._version, adapter)
+            await self._serving.publish(version, adapter)
         except BaseException:
             await self.engine.close()
             raise
@@ -220,6 +335,7 @@ class LocalRegistration:
     async def aclose(self) -> None:
         """Stop serving and close the record."""
         await self.engine.close()
+        await asyncio.to_thread(self._trainer.close)
         self.store.end_run(self._run, RunState.FINISHED)
         self.store.close()
 
@@ -259,24 +375,18 @@ class LocalRegistration:
                     await self._publish()
             finally:
                 await self.engine.resume()
-            self.store.log_metrics(self._run, self._version.number, report.metrics)
+            self.store.log_metrics(self._run, self.current_version().number, report.metrics)
             return report
 
     async def _publish(self) -> None:
         from art_core.training import checkpoints
 
-        version = PolicyVersion(self.name, self._version.number + 1)
+        version = self._serving.next_version()
         checkpoint = await asyncio.to_thread(
             checkpoints.save, self._directory, self._trainer, version=version.number
         )
-        await self.engine.publish(version, checkpoint.adapter_dir)
+        await self._serving.publish(version, checkpoint.adapter_dir)
         self.store.add_version(version, checkpoint.adapter_dir, run_id=self._run)
-        self._version = version
-        for old in self.engine.versions():
-            if version.number - old.number >= SERVED_VERSIONS and not self._leases.held(old):
-                await self.engine.retire(old)
-        served = {v.number for v in self.engine.versions()}
-        await asyncio.to_thread(checkpoints.prune, self._directory, self._keep, served)
 
     async def asave_adapter(self, directory: Path) -> None:
         """Write the adapter in training as a PEFT directory.
@@ -287,7 +397,7 @@ class LocalRegistration:
         if directory.exists() and not (directory.is_dir() and _is_adapter(directory)):
             raise CheckpointError(f"{directory} exists and is no adapter directory; choose another path")
         async with self._training:
-            await asyncio.to_thread(self._policy.save_adapter, directory)
+            await asyncio.to_thread(self._trainer.policy.save_adapter, directory)
 
 
 def _is_adapter(directory: Path) -> bool:

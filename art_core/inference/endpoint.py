@@ -10,8 +10,9 @@ import threading
 from collections import Counter
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from art_core.errors import EngineError
 from art_core.recording import NullSink, Sink
 from art_core.types import PolicyVersion
 
@@ -48,17 +49,50 @@ class PolicyEndpoint(Protocol):
         ...
 
 
+@runtime_checkable
+class NamesVersions(Protocol):
+    """An endpoint whose server may know a version by another name."""
+
+    def wire_name(self, version: PolicyVersion) -> str:
+        """The name to send as ``model``."""
+        ...
+
+
 class VersionLeases:
     """Counts who uses which version, so that none is retired under a running call. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: Counter[PolicyVersion] = Counter()
+        self._closed: set[PolicyVersion] = set()
+
+    def open(self, version: PolicyVersion) -> None:
+        """It is served: it can be leased."""
+        with self._lock:
+            self._closed.discard(version)
+
+    def close(self, version: PolicyVersion) -> bool:
+        """Lease it to nobody any more; False, and nothing changes, while somebody holds it."""
+        with self._lock:
+            if self._held[version]:
+                return False
+            del self._held[version]
+            self._closed.add(version)
+            return True
 
     @contextmanager
     def lease(self, version: PolicyVersion) -> Generator[PolicyVersion]:
-        """Hold a version inside the block."""
+        """Hold a version inside the block.
+
+        Raises:
+            EngineError: it was served once, and is not any more.
+        """
         with self._lock:
+            if version in self._closed:
+                raise EngineError(
+                    f"{version} is not served any more: a newer version has taken its place; "
+                    f"model.aserve({version.number}) serves it again"
+                )
             self._held[version] += 1
         try:
             yield version
@@ -96,9 +130,7 @@ class StaticEndpoint:
     def name(self) -> str:  # noqa: D102 - the protocol says it
         return self._version.model
 
-    @property
-    def served_name(self) -> str:
-        """The exact name to send as ``model``."""
+    def wire_name(self, version: PolicyVersion) -> str:  # noqa: D102
         return self._served_name
 
     def current_version(self) -> PolicyVersion:  # noqa: D102
@@ -110,4 +142,4 @@ class StaticEndpoint:
 
 def served_name(endpoint: PolicyEndpoint, version: PolicyVersion) -> str:
     """The name to send as ``model``: servers that somebody else runs may know a policy by another name."""
-    return endpoint.served_name if isinstance(endpoint, StaticEndpoint) else version.name
+    return endpoint.wire_name(version) if isinstance(endpoint, NamesVersions) else version.name

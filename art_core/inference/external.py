@@ -83,6 +83,11 @@ class ExternalEngine:
             raise EngineError(f"{self._base_url} was not asked yet what it can do; call start() first")
         return self._capabilities
 
+    @property
+    def base_name(self) -> str:
+        """What the server calls the base model; valid after `start`."""
+        return self.wire_name(PolicyVersion(self._served_model, 0))
+
     def wire_name(self, version: PolicyVersion) -> str:
         """The name to send as ``model``: the server calls the base model as it likes."""
         if version.number == 0 and self._base_name is not None:

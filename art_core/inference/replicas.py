@@ -19,8 +19,9 @@ from typing import Any, TypeVar
 
 from art_core.errors import EngineError
 from art_core.inference.availability import Availability, availability_of
-from art_core.inference.endpoint import PolicyEndpoint
+from art_core.inference.endpoint import NamesVersions, PolicyEndpoint
 from art_core.inference.engine import Engine, EngineEvent, EngineHealth, Eventful, EventListener
+from art_core.inference.external import ExternalEngine
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.types import PolicyVersion
@@ -119,6 +120,11 @@ class ReplicaSet:
         """How each replica is."""
         return tuple(member.replica for member in self._members)
 
+    def wire_name(self, version: PolicyVersion) -> str:
+        """The name by which the replicas know a version."""
+        first = self._engines[0]
+        return first.wire_name(version) if isinstance(first, NamesVersions) else version.name
+
     def bind(self, endpoint: PolicyEndpoint) -> None:
         """Resolve the plain policy name by this endpoint; before `start`."""
         self._endpoint = endpoint
@@ -147,8 +153,15 @@ class ReplicaSet:
             _Member(engine, Replica(str(number), engine.base_url, versions=frozenset()))
             for number, engine in enumerate(self._engines)
         ]
+        names = {e.base_name for e in self._engines if isinstance(e, ExternalEngine)}
+        if len(names) > 1:
+            raise EngineError(
+                f"the replicas call the base model differently ({', '.join(sorted(names))}); serve it under "
+                "one name everywhere (vLLM: --served-model-name)"
+            )
         for member in self._members:
-            member.replica.api_key = getattr(member.engine, "api_key", None)
+            if isinstance(member.engine, ExternalEngine):
+                member.replica.api_key = member.engine.api_key
             member.life = await member.availability.aready()
         router = Router([member.replica for member in self._members])
         loop = asyncio.get_running_loop()

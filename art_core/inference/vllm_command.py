@@ -126,6 +126,11 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def sleeps(installed: InstalledVLLM, config: EngineConfig) -> bool:
+    """Whether the server is to give its GPU away while the trainer trains; a CPU build cannot."""
+    return config.colocate and not installed.cpu
+
+
 def lora_slot_rank(rank: int) -> int:
     """The rank that vLLM must make room for, to take adapters of this one.
 
@@ -210,6 +215,8 @@ def server_arguments(
         arguments.append("--enforce-eager")
     if not installed.cpu:
         arguments += ["--gpu-memory-utilization", str(config.gpu_memory_utilization)]
+    if sleeps(installed, config):
+        arguments.append("--enable-sleep-mode")
     for flag, size in (
         ("--tensor-parallel-size", config.tensor_parallel_size),
         ("--data-parallel-size", config.data_parallel_size),
@@ -236,6 +243,8 @@ def server_environment(
         "PYTHONSAFEPATH": "1",
     }
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if config.devices is not None:
+        env["CUDA_VISIBLE_DEVICES"] = config.devices[0]
     if is_loopback(config.host):
         # Pausing is one of vLLM's development endpoints, which no other machine may reach.
         env["VLLM_SERVER_DEV_MODE"] = "1"
