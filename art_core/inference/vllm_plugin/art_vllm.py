@@ -62,6 +62,8 @@ def register() -> None:
         keep_logprobs_until_the_end(Scheduler)
     except Exception as unknown:
         logger.warning("art: logprobs travel one by one, as in plain vLLM: %s", unknown)
+    else:
+        logger.info("art: logprobs of packed answers travel once")
 
 
 class _StepLogprobs:
