@@ -18,7 +18,9 @@ from art_core.backends.base import Backend, Registration
 from art_core.chat import Chat
 from art_core.config import TrainableModelConfig
 from art_core.errors import ConfigError, NothingToTrainError, RewardError, UnknownTrajectoryError
-from art_core.inference.endpoint import PolicyEndpoint
+from art_core.inference.availability import Availability, availability_of
+from art_core.inference.endpoint import PolicyEndpoint, served_name
+from art_core.inference.pinned import PinnedEndpoint
 from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
 from art_core.selection import Train, as_selection
 from art_core.sync import run_sync
@@ -131,6 +133,39 @@ class TrainableModel:
     def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:
         """Hold a version (None: the current one) for the length of a call or of a rollout."""
         return self.endpoint.lease(version)
+
+    @property
+    def availability(self) -> Availability:
+        """Whether its server can be asked now; one that died is being restarted."""
+        return availability_of(self.endpoint)
+
+    def wire_name(self, version: PolicyVersion) -> str:
+        """The name by which the server knows a version."""
+        return served_name(self.endpoint, version)
+
+    async def aserve(self, version: int) -> PinnedEndpoint:
+        """Serve an earlier version beside the current one, to compare them.
+
+        So it is used::
+
+            async with await model.aserve(12) as before, await model.aserve(40) as after:
+                ChatART(before), ChatART(after)
+
+        Args:
+            version: its number; 0 is the base model.
+
+        Returns:
+            An endpoint all of whose calls go to that version; it is served until the endpoint is closed.
+
+        Raises:
+            CheckpointError: its adapter is not on disk any more (``LocalBackend(keep_checkpoints=...)``).
+            EngineError: the engine refuses it.
+        """
+        return await self._registered.aserve(version)
+
+    def serve(self, version: int) -> PinnedEndpoint:
+        """Serve an earlier version beside the current one; see `aserve`."""
+        return run_sync(lambda: self.aserve(version))
 
     # -- trajectories ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.config import TrainableModelConfig
 from art_core.inference.endpoint import PolicyEndpoint
+from art_core.inference.pinned import PinnedEndpoint
 from art_core.selection import Train
 from art_core.types import Trajectory, TrajectoryGroup
 
@@ -37,6 +38,15 @@ class Registration(Protocol):
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish the new version."""
+        ...
+
+    async def aserve(self, number: int) -> PinnedEndpoint:
+        """Serve a version beside the current one, for as long as the endpoint is open.
+
+        Raises:
+            CheckpointError: its adapter is not on disk any more.
+            EngineError: the engine refuses it.
+        """
         ...
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
