@@ -97,6 +97,7 @@ class ServerLives:
         self._life = 0
         self._up = False
         self._closed = True
+        self._held = False
         self._error: EngineError | None = None
         self._looks = 0
         self._found_well = 0
@@ -132,7 +133,21 @@ class ServerLives:
 
     def close(self) -> None:
         """It was closed on purpose: requests fail as they would without anybody watching."""
-        self._change(up=False, closed=True, error=None)
+        self._change(up=False, closed=True, held=False, error=None)
+
+    def hold(self) -> None:
+        """Requests wait until `release`, though it answers: its owner has something to do first."""
+        self._change(held=True)
+
+    def release(self) -> None:
+        """Requests may be sent again."""
+        self._change(held=False)
+
+    async def aup(self) -> int:
+        """Like `aready`, for the owner's own acts: they do not wait for `release`."""
+        while isinstance(verdict := self._can_send(owner=True), Future):
+            await asyncio.wrap_future(verdict)
+        return verdict
 
     def look(self) -> int:
         """A look at the server begins; its number, for `found_well`."""
@@ -178,11 +193,11 @@ class ServerLives:
             await asyncio.wrap_future(verdict)
         return verdict
 
-    def _can_send(self) -> "int | Future[None]":
+    def _can_send(self, *, owner: bool = False) -> "int | Future[None]":
         with self._lock:
             if self._error is not None:
                 raise EngineError(str(self._error))
-            if self._up or self._closed:
+            if (self._up and (owner or not self._held)) or self._closed:
                 return self._life
             return self._wait()
 

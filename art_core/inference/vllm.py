@@ -36,8 +36,11 @@ from art_core.inference.vllm_command import (
     lora_slot_rank,
     server_arguments,
     serving_parsers,
+    sleeps,
 )
 from art_core.inference.vllm_process import ServerGoneError, StartProgress, VLLMProcess, reserved_port
+from art_core.inference.vllm_sharing import SharedGpu
+from art_core.inference.vllm_sleep import SleepCycle
 from art_core.inference.vllm_versions import VersionTable
 from art_core.inference.watchdog import Watchdog
 from art_core.types import PolicyVersion
@@ -105,6 +108,16 @@ class VLLMEngine:
         self._reserved: socket.socket | None = None
         self._server: VLLMProcess | None = None
         self._process: ManagedProcess | None = None
+        self._shared = (
+            SharedGpu(
+                SleepCycle(config),
+                base=PolicyVersion(served_model, 0),
+                lives=self._lives,
+                versions=self._versions,
+            )
+            if config.colocate
+            else None
+        )
 
     @property
     def base_url(self) -> str:
@@ -140,6 +153,9 @@ class VLLMEngine:
             raise EngineError(f"vLLM already runs at {self._server.root}; close() it before starting again")
         self._closing = False
         self._installed = await asyncio.to_thread(installed_vllm, self._config.python or Path(sys.executable))
+        if self._shared is not None and not sleeps(self._installed, self._config):
+            logger.warning("colocate: vLLM %s cannot sleep on a CPU; it only pauses", self._installed.version)
+            self._shared = None
         reserved = reserved_port(self._config)
         try:
             server = await self._start_process(reserved.getsockname()[1])
@@ -237,6 +253,8 @@ class VLLMEngine:
         """
         self._versions.check(version, adapter_dir)
         self._running()
+        if self._shared is not None:
+            await self._shared.take_back(self._do, self._tell)
         self._versions.add(version, adapter_dir)
         try:
             for _ in range(MAX_LIVES):
@@ -256,7 +274,8 @@ class VLLMEngine:
         """
         self._versions.remove(version)
         # A server that is down has nothing loaded, and is not told to load this one again.
-        if version.number != 0 and self._lives.up:
+        # One that sleeps cannot unload; it is told when it is next looked at.
+        if version.number != 0 and self._lives.up and not self._asleep():
             await self._do(lambda server: server.unload(version.name))
 
     def versions(self) -> Sequence[PolicyVersion]:
@@ -268,18 +287,32 @@ class VLLMEngine:
     async def pause(self) -> None:
         """Let requests in flight end and hold new ones in vLLM's queue until `resume`.
 
+        With ``EngineConfig.colocate`` vLLM then sleeps until `publish` or `resume`.
+
         On an address that other machines can reach this does nothing: vLLM offers it only together with
         endpoints that must stay private.
         """
-        if self._can_pause():
+        if not self._can_pause():
+            return
+        if self._shared is not None:
+            await self._shared.lend(self._do, _pause)
+        else:
             self._paused = True
             await self._do(_pause)
 
     async def resume(self) -> None:
         """Take requests again."""
-        if self._can_pause():
-            self._paused = False
-            await self._do(lambda server: server.steer("/resume", None, "resume"))
+        if not self._can_pause():
+            return
+        if self._shared is not None:
+            await self._shared.take_back(self._do, self._tell)
+        self._paused = False
+        await self._do(lambda server: server.steer("/resume", None, "resume"))
+        if self._shared is not None:
+            self._shared.release()
+
+    def _asleep(self) -> bool:
+        return self._shared is not None and self._shared.lent
 
     def _can_pause(self) -> bool:
         if is_loopback(self._config.host):
@@ -302,7 +335,7 @@ class VLLMEngine:
         """
         for tries in range(1, MAX_LIVES + 1):
             self._running()
-            life = await self._lives.aready()
+            life = await self._lives.aup()
             try:
                 await act(self._running())
             except ServerGoneError:
@@ -316,7 +349,7 @@ class VLLMEngine:
 
     def _look(self) -> None:
         """Look at the server; restart it if it is dead. Runs in the watchdog's thread."""
-        if self._server is None or self._lives.error is not None:
+        if self._server is None or self._lives.error is not None or self._asleep():
             return
         look = self._lives.look()
         try:

@@ -172,6 +172,12 @@ class VLLMProcess:
         """
         await self._request("POST", path, body, what, timeout)
 
+    async def ask(
+        self, path: str, body: dict[str, Any], what: str, timeout: float | None = STEER_TIMEOUT
+    ) -> Any:
+        """Ask it something; its answer, as JSON. Arguments and errors are those of `steer`."""
+        return (await self._request("POST", path, body, what, timeout)).json()
+
     async def load(self, name: str, adapter_dir: Path) -> None:
         """Have it load an adapter; one that it has under this name from this directory is left as it is.
 

@@ -139,6 +139,12 @@ class VersionTable:
             wanted = {v: entry.adapter_dir for v, entry in self._entries.items() if entry.served}
         return wanted
 
+    def adapter_dir(self, version: PolicyVersion) -> Path | None:
+        """Where a version's adapter lies; None for the base model, or a version that is not to be served."""
+        with self._lock:
+            entry = self._entries.get(version)
+            return entry.adapter_dir if entry else None
+
     def lost(self, loaded: Collection[str]) -> dict[PolicyVersion, Path | None]:
         """Versions that should be loaded and are not, going by the names that the server has."""
         with self._lock:
