@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from art_core.capture import Call, StreamAssembler, failed_step, request_extras, steps_from
 from art_core.errors import RolloutTooLongError
-from art_core.recording import Rollout, current_rollout
+from art_core.recording import ROLLOUT_HEADER, Rollout, current_rollout
 from art_core.types import PolicyVersion, Step
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ class _Turn:
         wire = {**self.request, "model": self.version.name}
         if "logprobs" in extras:
             wire["logprobs"] = extras.pop("logprobs")
+        if self.rollout is not None:
+            wire["extra_headers"] = {
+                **(self.request.get("extra_headers") or {}),
+                ROLLOUT_HEADER: self.rollout.id,
+            }
         if extras:
             wire["extra_body"] = {**extras, **(self.request.get("extra_body") or {})}
         return wire
@@ -59,7 +64,7 @@ class _Turn:
 
     def _call(self, rollout: Rollout) -> Call:
         return Call(
-            request={k: v for k, v in self.request.items() if k != "extra_body"},
+            request={k: v for k, v in self.request.items() if k not in ("extra_body", "extra_headers")},
             rollout_id=rollout.id,
             policy=self.version,
             started_at=self.started_at,

@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ROLLOUT_HEADER = "x-art-rollout"
+"""HTTP header of clients that record their calls themselves: into which rollout. A gateway sends its calls to
+one replica, and does not keep them."""
+
 
 class Rollout:
     """A rollout while it runs: collects steps, then becomes a `Trajectory`.

@@ -32,7 +32,7 @@ from art_core.capture import Call, failed_step, steps_from
 from art_core.errors import ArtError, CaptureError, ConfigError, RolloutTooLongError
 from art_core.inference.availability import availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
-from art_core.recording import Rollout
+from art_core.recording import ROLLOUT_HEADER, Rollout
 from art_core.tap import (
     UNFINISHED,
     AsyncKeepingClient,
@@ -160,6 +160,7 @@ class ChatART(ChatOpenAI):
             )
         started_at, clock = time.time(), time.perf_counter()
         identity = identity_of(run, rollout)
+        place = {} if rollout is None else {ROLLOUT_HEADER: rollout.id}
         with ExitStack() as leases:
             version, name = self._version(rollout, kwargs.get("model"), leases)
             exchange = Exchange(
@@ -171,7 +172,7 @@ class ChatART(ChatOpenAI):
             asked = {
                 **self._seed(rollout, kwargs),
                 **kwargs,
-                "extra_headers": {**(kwargs.get("extra_headers") or {}), **exchange.headers},
+                "extra_headers": {**(kwargs.get("extra_headers") or {}), **exchange.headers, **place},
             }
             error: BaseException | None = None
             try:

@@ -33,6 +33,7 @@ from art_core.inference.gateway_upstream import RefusalError, Upstream, forwarde
 from art_core.packed import HEADER as TOKENS_HEADER
 from art_core.packed import PACKED
 from art_core.plain_http import HttpError
+from art_core.recording import ROLLOUT_HEADER
 from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -45,10 +46,6 @@ POLICY_HEADER = "x-art-policy"
 
 REPLICA_HEADER = "x-art-replica"
 """Response header with the replica that answered."""
-
-ROLLOUT_HEADER = "x-art-rollout"
-"""Request header of clients that record their calls themselves: into which rollout. Its calls go to one
-replica, and are not kept here."""
 
 HEAD_SECONDS = 0.005
 """How long the head of a stream waits for its first chunk."""

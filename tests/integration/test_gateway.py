@@ -20,8 +20,8 @@ from art_core.inference.endpoint import StaticEndpoint, VersionLeases
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_log import Completion, CompletionLog
 from art_core.inference.gateway_metrics import VERSIONS_KEPT
-from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER, POLICY_HEADER, ROLLOUT_HEADER
-from art_core.recording import NullSink, Rollout, Sink
+from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER, POLICY_HEADER
+from art_core.recording import ROLLOUT_HEADER, NullSink, Rollout, Sink
 from art_core.types import PolicyVersion, Step, StepIdentity
 
 HI = [{"role": "user", "content": "hi"}]
