@@ -72,6 +72,57 @@ class LoRAConfig(Settings):
     )
 
 
+class GuardrailConfig(Settings):
+    """What training must not do unnoticed; None switches a guardrail off."""
+
+    max_kl: float | None = Field(
+        default=1.0,
+        gt=0,
+        description="refuse an update whose mean KL(old, new) in nats, from the policy that sampled, is more",
+    )
+    max_norm_growth: float | None = Field(
+        default=30.0,
+        gt=1,
+        description="refuse an update whose gradient norm is this many times the usual one",
+    )
+    max_clip_fraction: float | None = Field(
+        default=0.5, gt=0, le=1, description="trouble: share of tokens whose ratio was clipped"
+    )
+    max_entropy_growth: float | None = Field(
+        default=5.0, gt=1, description="trouble: entropy as a multiple of the first one (or of 0.1 nats)"
+    )
+    max_reward_drop: float | None = Field(
+        default=0.5,
+        gt=0,
+        description="trouble: share of what the running mean reward had gained that it has lost again",
+    )
+    patience: int = Field(
+        default=3, ge=1, description="calls in trouble, one after the other, that halve the learning rate"
+    )
+    calm: int = Field(
+        default=10, ge=1, description="calls without trouble after which a lowered rate is doubled"
+    )
+    spread_patience: int | None = Field(
+        default=10,
+        ge=1,
+        description="calls without any group whose rewards differ, after which training stops",
+    )
+
+
+class ReplayConfig(Settings):
+    """Earlier groups that are trained again, with their importance weights.
+
+    (Prioritised by spread and age; after Schaul et al. 2016, arXiv:1511.05952.)
+    """
+
+    groups: int = Field(default=2, ge=1, description="earlier groups that join each call of train")
+    capacity: int = Field(default=64, ge=1, description="groups that are kept")
+    max_age: int = Field(default=4, ge=1, description="versions after which a group is forgotten")
+    half_life: float = Field(
+        default=2.0, gt=0, description="versions after which a group is half as likely to be drawn"
+    )
+
+
 class TrainConfig(Settings):
     """How one call of ``train`` turns groups into an update."""
 
@@ -167,10 +218,26 @@ class TrainConfig(Settings):
         default=0, ge=0, description="best rollouts of each group that are imitated too (rejection sampling)"
     )
     token_budget: int = Field(default=1024, ge=16, description="most token-tree nodes in one forward pass")
-    max_kl: float | None = Field(
-        default=1.0,
-        gt=0,
-        description="skip an update whose mean KL(old, new) in nats exceeds this; None: never",
+    max_sample_tokens: int | None = Field(
+        default=None,
+        ge=2,
+        description="prompt and answer of a step together; longer ones are over-long; None: what the model "
+        "attends over",
+    )
+    overlong: Literal["error", "drop", "truncate"] = Field(
+        default="error",
+        description="over-long steps are an error, are left out, or lose the end of their answer",
+    )
+    max_staleness: int | None = Field(
+        default=None,
+        ge=0,
+        description="versions that a rollout may be behind the policy in training; older ones are left out; "
+        "None: any number",
+    )
+    replay: ReplayConfig | None = Field(default=None, description="train earlier groups again; None: never")
+    guardrails: GuardrailConfig = Field(
+        default_factory=GuardrailConfig,
+        description="when updates are refused and training is slowed or ended",
     )
 
     @model_validator(mode="after")

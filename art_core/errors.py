@@ -65,5 +65,9 @@ class TrainerProcessError(ArtError, RuntimeError):
     """A process that trains did not start, died, or failed by itself; all of them have been ended."""
 
 
+class TrainingStoppedError(ArtError, RuntimeError):
+    """A guardrail ended the training; nothing more is trained until somebody says so."""
+
+
 class CheckpointError(ArtError, RuntimeError):
     """A checkpoint is missing, incomplete, damaged, or belongs to another model."""

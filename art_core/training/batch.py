@@ -17,7 +17,7 @@ from art_core.errors import NothingToTrainError
 from art_core.selection import Train
 from art_core.training.advantages import step_advantages
 from art_core.training.losses import token_weights
-from art_core.training.samples import Sample, canonical, fork_rate, trajectory_samples
+from art_core.training.samples import Sample, canonical, fit, fork_rate, trajectory_samples
 from art_core.training.token_tree import TokenTree, build_tree
 from art_core.types import Trajectory, TrajectoryGroup
 
@@ -79,6 +79,7 @@ def prepare(
     generator: torch.Generator,
     *,
     train: Train = None,
+    context_length: int | None = None,
 ) -> Batch:
     """Score groups, take their trainable steps, and lay them into trees.
 
@@ -87,8 +88,10 @@ def prepare(
         config: how to train.
         generator: deals groups into minibatches.
         train: the user's choice among the steps; None: every one that can be trained.
+        context_length: tokens that the model attends over; None: any number.
 
     Raises:
+        ConfigError: a step is over-long, and that is to be an error.
         NothingToTrainError: there is no group, no reward, or no step that can be trained; the message
             says which.
     """
@@ -97,6 +100,7 @@ def prepare(
     left_out: Counter[str] = Counter()
     trained: list[tuple[list[Sample], list[Sample]]] = []
     trainable_steps = without_spread = 0
+    longest = min((n for n in (config.max_sample_tokens, context_length) if n is not None), default=None)
     for group in groups:
         advantages = step_advantages(
             group, config.advantage, baseline_per=config.baseline_per, gamma=config.gamma
@@ -112,7 +116,8 @@ def prepare(
                 include_superseded=config.train_superseded,
                 mask_truncated=config.mask_truncated,
             )
-            left_out += skipped
+            own, too_long = fit(own, longest, config.overlong)
+            left_out += skipped + too_long
             trainable_steps += len(own)
             samples += own
         if not advantages:

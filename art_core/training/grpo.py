@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from art_core.config import TrainConfig
+from art_core.config import GuardrailConfig, TrainConfig
 from art_core.errors import ConfigError
 from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
 from art_core.training.coefficients import Coefficients
-from art_core.training.guardrails import TrainEvent, check_update
+from art_core.training.guardrails import Guardrails, TrainEvent
 from art_core.training.memory import TokenBudget
 from art_core.training.optimizer import Optimizer, scheduled_rate
 from art_core.training.policy import BASE, TRAINING, Policy
@@ -69,6 +69,7 @@ class Trainer:
         self.optimizer = self._new_optimizer()
         self.sft_optimizer = self._new_optimizer()
         self.coefficients = Coefficients.of(config)
+        self.guardrails = Guardrails(config.guardrails)
 
     def _new_optimizer(self) -> Optimizer:
         return Optimizer(
@@ -84,6 +85,7 @@ class Trainer:
             "sft_optimizer": self.sft_optimizer.state_dict(),
             "generator": self.generator.get_state(),
             "coefficients": self.coefficients.state_dict(),
+            "guardrails": self.guardrails.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -92,6 +94,16 @@ class Trainer:
         self.sft_optimizer.load_state_dict(state["sft_optimizer"])
         self.generator.set_state(state["generator"])
         self.coefficients = Coefficients(**state["coefficients"])
+        self.guardrails.load_state_dict(state["guardrails"])
+
+    def set_config(self, config: TrainConfig) -> None:
+        """Train on with other settings, from the next call on. The optimizer goes on as it is."""
+        if config.token_budget != self.config.token_budget:
+            self.budget.nodes = config.token_budget
+        self.config = config
+        self.guardrails.config = config.guardrails
+        for optimizer in (self.optimizer, self.sft_optimizer):
+            optimizer.reconfigure(weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
 
     def close(self) -> None:
         """Let go of what it holds open: nothing, in this process (see `launch.TrainerProcesses`)."""
@@ -117,11 +129,15 @@ class Trainer:
             ConfigError: there is something to imitate and no ``sft_weight``, or the other way round.
             NothingToTrainError: no group, no reward, or no step that can be trained. Groups without a
                 spread of rewards are no error: the report counts them.
+            TrainingStoppedError: a guardrail ended the training earlier.
         """
         began = time.perf_counter()
         config = self.config
         _check_mix(config, imitate)
-        batch = prepare(groups, config, self.generator, train=train)
+        self.guardrails.require_going()
+        batch = prepare(
+            groups, config, self.generator, train=train, context_length=self.policy.context_length
+        )
         passes = self._passes(self._progress(batch, progress))
         several = config.epochs * len(batch.minibatches) > 1
         base = [
@@ -150,7 +166,7 @@ class Trainer:
                 seen.append(figures)
                 imitated += self._imitate(m, imitate)
                 rate = self._rate()
-                norm, event = self._apply(self.optimizer, figures, rate, config.max_kl)
+                norm, event = self._apply(self.optimizer, figures, rate, self.guardrails)
                 norms.append(norm)
                 events += [event] if event else []
                 if event is None:
@@ -164,6 +180,7 @@ class Trainer:
             **_mix_metrics(config, used, imitated),
             "seconds": time.perf_counter() - began,
         }
+        events += self.guardrails.after(metrics)
         return TrainReport(metrics, tuple(events), dict(batch.left_out))
 
     def sft(
@@ -202,6 +219,7 @@ class Trainer:
         norms: list[float] = []
         events: list[TrainEvent] = []
         order: list[int] = []
+        imitating = Guardrails(GuardrailConfig(max_kl=None, max_norm_growth=None))
         for step in range(total):
             if step % per_epoch == 0:
                 order = torch.randperm(len(samples), generator=self.generator).tolist()
@@ -209,7 +227,7 @@ class Trainer:
             batch = minibatch([samples[i] for i in order[at : at + batch_size]], "token")
             self.sft_optimizer.zero_grad()
             figures = accumulate_sft_gradient(self._passes(), batch.tree)
-            norm, event = self._apply(self.sft_optimizer, figures, rate, None)
+            norm, event = self._apply(self.sft_optimizer, figures, rate, imitating)
             batches.append(batch)
             seen.append(figures)
             norms.append(norm)
@@ -241,7 +259,7 @@ class Trainer:
         return Passes(self.policy, self.budget, self.ranks, advance)
 
     def _rate(self) -> float:
-        return scheduled_rate(
+        return self.guardrails.rate_scale * scheduled_rate(
             self.config.learning_rate,
             self.optimizer.updates,
             warmup=self.config.warmup_updates,
@@ -249,16 +267,12 @@ class Trainer:
         )
 
     def _apply(
-        self, optimizer: Optimizer, figures: UpdateFigures, rate: float, max_kl: float | None
+        self, optimizer: Optimizer, figures: UpdateFigures, rate: float, guardrails: Guardrails
     ) -> tuple[float, TrainEvent | None]:
         self.ranks.sum_gradients(optimizer.parameters)
         norm = optimizer.grad_norm()
-        event = check_update(
-            update=optimizer.updates,
-            loss=figures.loss,
-            grad_norm=norm,
-            kl_old_new=figures.kl_old_new,
-            max_kl=max_kl,
+        event = guardrails.check(
+            update=optimizer.updates, loss=figures.loss, grad_norm=norm, kl_old_new=figures.kl_old_new
         )
         if event is None:
             with self.policy.lock:
@@ -305,7 +319,7 @@ def _mix_metrics(config: TrainConfig, used: Coefficients, imitated: Sequence[flo
     if config.kl_coef:
         metrics["kl_coef"] = used.kl
     if config.entropy_coef or config.entropy_target is not None:
-        metrics["entropy_coef"] = used.entropy
+        metrics["entropy_coef"] = used.entropy_weight
     if imitated:
         metrics["sft_loss"] = sum(imitated) / len(imitated)
     return metrics

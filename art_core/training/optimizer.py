@@ -46,6 +46,12 @@ class Optimizer:
         self.updates = 0
         self._adamw = torch.optim.AdamW(self.parameters, lr=0.0, weight_decay=weight_decay)
 
+    def reconfigure(self, *, weight_decay: float, max_grad_norm: float) -> None:
+        """Other settings from the next step on."""
+        self.max_grad_norm = max_grad_norm
+        for group in self._adamw.param_groups:
+            group["weight_decay"] = weight_decay
+
     def zero_grad(self) -> None:
         """Forget gradients."""
         self._adamw.zero_grad(set_to_none=True)

@@ -9,9 +9,11 @@ trajectories.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Literal
 
+from art_core.errors import ConfigError
 from art_core.selection import Train, choose
 from art_core.types import Trajectory
 
@@ -20,6 +22,11 @@ NO_ADVANTAGE = "no reward applies to it, or none that differs from those it is c
 
 TRUNCATED = "cut off by max_tokens"
 """Why a step is left out with ``mask_truncated``."""
+
+OVERLONG = "longer than the model or max_sample_tokens allows"
+"""Why a step is left out with ``overlong="drop"``, or cannot be shortened."""
+
+Overlong = Literal["error", "drop", "truncate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +105,43 @@ def trajectory_samples(
             Sample(tokens.prompt, tokens.completion, tokens.logprobs, advantage, step.id, trajectory.id)
         )
     return samples, left_out
+
+
+def fit(
+    samples: Iterable[Sample], longest: int | None, overlong: Overlong
+) -> tuple[list[Sample], Counter[str]]:
+    """Samples that are no longer than allowed.
+
+    Args:
+        samples: of a trajectory.
+        longest: most ids of prompt and completion together; None: any number.
+        overlong: what happens to longer ones. ``truncate`` keeps what fits of the completion, so that the
+            rest of it is not trained; a prompt that fills the room by itself leaves nothing, and is dropped.
+
+    Returns:
+        Samples, and how many were left out, by reason.
+
+    Raises:
+        ConfigError: one is longer, and ``overlong`` is ``error``.
+    """
+    fitting: list[Sample] = []
+    left_out: Counter[str] = Counter()
+    for sample in samples:
+        tokens = len(sample.prompt) + len(sample.completion)
+        if longest is None or tokens <= longest:
+            fitting.append(sample)
+        elif overlong == "error":
+            raise ConfigError(
+                f"step {sample.step} has {tokens} tokens, more than {longest}: choose TrainConfig.overlong "
+                "('drop' or 'truncate'), or lower max_model_len where it is served"
+            )
+        elif overlong == "truncate" and (room := longest - len(sample.prompt)) > 0:
+            fitting.append(
+                replace(sample, completion=sample.completion[:room], logprobs=sample.logprobs[:room])
+            )
+        else:
+            left_out[OVERLONG] += 1
+    return fitting, left_out
 
 
 def canonical(samples: Iterable[Sample]) -> list[Sample]:

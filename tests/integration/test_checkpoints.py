@@ -13,7 +13,7 @@ import torch
 from helpers.tiny import tiny_model
 from helpers.training import group, same, step, trajectory, weights
 
-from art_core.config import LoRAConfig, TrainConfig
+from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
 from art_core.errors import CheckpointError
 from art_core.training import checkpoints
 from art_core.training.grpo import Trainer
@@ -21,7 +21,12 @@ from art_core.training.policy import PeftPolicy
 from art_core.types import TrajectoryGroup
 
 CONFIG = TrainConfig(
-    learning_rate=1e-2, groups_per_update=1, warmup_updates=3, total_updates=9, weight_decay=0.1, max_kl=None
+    learning_rate=1e-2,
+    groups_per_update=1,
+    warmup_updates=3,
+    total_updates=9,
+    weight_decay=0.1,
+    guardrails=GuardrailConfig(max_kl=None),
 )
 
 

@@ -12,7 +12,7 @@ from helpers.training import failed, group, passes, same, sample, step, trajecto
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from art_core.config import LoRAConfig, LossName, TrainConfig
+from art_core.config import GuardrailConfig, LoRAConfig, LossName, TrainConfig
 from art_core.errors import NothingToTrainError
 from art_core.selection import Nodes
 from art_core.training.batch import minibatch
@@ -206,14 +206,16 @@ def test_an_absurd_old_logprob_neither_breaks_the_weights_nor_passes_unnoticed(m
     )
     for limit, updates in ((1.0, 0), (None, 1)):
         policy = load(models["llama"])
-        report = Trainer(policy, TrainConfig(learning_rate=1e-3, max_kl=limit)).train([absurd])
+        report = Trainer(
+            policy, TrainConfig(learning_rate=1e-3, guardrails=GuardrailConfig(max_kl=limit))
+        ).train([absurd])
         assert report.metrics["updates"] == updates
         assert math.isfinite(report.metrics["grad_norm"])
         assert all(torch.isfinite(w).all() for w in weights(policy))
 
 
 def test_an_update_too_far_from_the_sampling_policy_is_skipped_with_a_reason(policy: PeftPolicy):
-    trainer = Trainer(policy, TrainConfig(learning_rate=1e-3, max_kl=0.01))
+    trainer = Trainer(policy, TrainConfig(learning_rate=1e-3, guardrails=GuardrailConfig(max_kl=0.01)))
     before = weights(policy)
     report = trainer.train([group(*(trajectory(f"t{i}", i, step(f"s{i}", [5], [6 + i])) for i in range(2)))])
     assert report.metrics["updates_skipped"] == 1
@@ -270,7 +272,12 @@ def test_superseded_unselected_and_untrainable_steps_are_counted_not_trained(pol
 
 def test_groups_are_dealt_into_minibatches_of_one_optimizer_step_each(policy: PeftPolicy):
     groups = [games(2 + i) for i in range(5)]
-    trainer = Trainer(policy, TrainConfig(learning_rate=1e-3, groups_per_update=2, epochs=2, max_kl=None))
+    trainer = Trainer(
+        policy,
+        TrainConfig(
+            learning_rate=1e-3, groups_per_update=2, epochs=2, guardrails=GuardrailConfig(max_kl=None)
+        ),
+    )
     done: list[tuple[int, int]] = []
     report = trainer.train(groups, progress=lambda *at: done.append(at))
     assert report.metrics["updates"] == 6

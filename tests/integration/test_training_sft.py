@@ -8,7 +8,7 @@ import torch
 from helpers.tiny import tiny_model, tiny_tokenizer
 from helpers.training import group, same, sample, step, trajectory, weights
 
-from art_core.config import LoRAConfig, TrainConfig
+from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
 from art_core.errors import ChatTemplateError, ConfigError, NothingToTrainError
 from art_core.training.grpo import Trainer
 from art_core.training.policy import TRAINING, PeftPolicy
@@ -173,7 +173,7 @@ def test_dropout_acts_while_imitating_and_never_on_rewards(tmp_path: Path):
 
     def trainer(dropout: float) -> Trainer:
         policy = PeftPolicy.load(str(model), LoRAConfig(rank=4, dropout=dropout), dtype="float32")
-        return Trainer(policy, TrainConfig(learning_rate=1e-2, max_kl=None))
+        return Trainer(policy, TrainConfig(learning_rate=1e-2, guardrails=GuardrailConfig(max_kl=None)))
 
     plain, dropped = trainer(0.0), trainer(0.5)
     for each in (plain, dropped):
