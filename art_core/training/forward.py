@@ -60,18 +60,19 @@ class LayoutForward:
         """Whether fused kernels run."""
         return self._fused is not None
 
-    def __call__(self, layout: Layout, *, checkpointing: bool = False) -> Tensor:
+    def __call__(self, layout: Layout, *, checkpointing: bool = False, dropping: bool = False) -> Tensor:
         """Hidden states by flat index; padding for the kernels' sake follows  [places or more, width].
 
         Args:
             layout: what to compute.
             checkpointing: keep the layers' inputs alone and compute the rest again in backward.
+            dropping: adapters drop something now, which only the modules know how to do.
         """
         device = self._model.device
         token_ids, positions, mask = _padded(layout, device)
         ids = torch.from_numpy(token_ids).to(device)
         places = torch.from_numpy(np.ascontiguousarray(positions)).to(device)
-        if self._fused is not None and not _dropping(self._model):
+        if self._fused is not None and not dropping:
             hidden = self._fused.run(ids, places, attend_by(mask), checkpointing=checkpointing)
         else:
             with _checkpointed(self._model.get_decoder(), checkpointing):
@@ -110,15 +111,6 @@ def _for_modules(mask: TreeMask | None) -> Any:
     if mask is None:
         return None
     return mask.blocks() if mask.device.type == "cuda" else mask.dense()
-
-
-def _dropping(model: Any) -> bool:
-    """Whether some adapter's dropout acts now; the modules know how."""
-    return any(
-        module.training and getattr(module, "p", 0.0) > 0
-        for name, module in model.named_modules()
-        if "lora_dropout." in name
-    )
 
 
 @contextmanager

@@ -233,18 +233,16 @@ class FusedDecoder:
             [rows, n, width].
         """
         decoder = self._decoder
-        x = decoder.embed_tokens(token_ids)
+        # The input always has a gradient, so that all layers are one case to the compiler.
+        x = decoder.embed_tokens(token_ids).detach().requires_grad_(torch.is_grad_enabled())
         cos, sin = decoder.rotary_emb(x, position_ids=positions)
         cos, sin = cos[:, :, None], sin[:, :, None]
         checkpointing = checkpointing and torch.is_grad_enabled()
         for module in decoder.layers:
             layer = layer_weights(module)
             step = _Step(self._functions, layer, cos, sin, attend, module.self_attn.scaling, self._exact)
-            if checkpointing:
-                # Parameters are reached through `step`; the input alone ties the layer to the graph.
-                x = _Checkpointed.apply(x if x.requires_grad else x.detach().requires_grad_(), step)
-            else:
-                x = step.mlp(step.attention(x))
+            # Under checkpointing parameters are reached through `step`; the input ties it to the graph.
+            x = _Checkpointed.apply(x, step) if checkpointing else step.mlp(step.attention(x))
         return decoder.norm(x)
 
 

@@ -145,19 +145,12 @@ class PeftPolicy:
         kernels: Kernels = "auto",
         adapter_compute: AdapterCompute = "auto",
     ) -> None:
-        self.lock = threading.RLock()
-        self.paths: frozenset[LayoutPath] = frozenset(PATHS)
-        self.path: LayoutPath = "tree"
-        self.gradient_checkpointing = False
         self.kernels: Kernels = kernels
         self.adapter_compute: AdapterCompute = adapter_compute
-        self._forward: LayoutForward | None = None
-        self.tokenizer = tokenizer
-        self.lora = lora
         targets = lora.target_modules
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.model: PeftModel = get_peft_model(
+            adapted = get_peft_model(
                 model,
                 LoraConfig(
                     r=lora.rank,
@@ -167,7 +160,20 @@ class PeftPolicy:
                     task_type="CAUSAL_LM",
                 ),
             )
+        self._adopt(adapted, tokenizer, lora)
+
+    def _adopt(self, model: Any, tokenizer: PreTrainedTokenizerBase, lora: LoRAConfig) -> None:
+        """Take a model whose adapter in training is there already."""
+        self.lock = threading.RLock()
+        self.tokenizer = tokenizer
+        self.lora = lora
+        self.model: PeftModel = model
         self.model.eval()  # dropout in the base would make sampling and training disagree
+        self.paths: frozenset[LayoutPath] = frozenset(PATHS)
+        self.path: LayoutPath = "tree"
+        self.gradient_checkpointing = False
+        self._dropping = False
+        self._forward: LayoutForward | None = None
         self._snapshots: dict[str, str] = {}
         self._taken = 0
 
@@ -264,7 +270,7 @@ class PeftPolicy:
             self._forward = LayoutForward(
                 self._causal_lm, kernels=self.kernels, adapter_compute=self.adapter_compute
             )
-        return self._forward(layout, checkpointing=self.gradient_checkpointing)
+        return self._forward(layout, checkpointing=self.gradient_checkpointing, dropping=self._dropping)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:  # noqa: D102
         return self._causal_lm.get_output_embeddings()(hidden)
@@ -302,8 +308,10 @@ class PeftPolicy:
             try:
                 for layer in layers:
                     layer.train()
+                self._dropping = self.lora.dropout > 0
                 yield
             finally:
+                self._dropping = False
                 for layer in layers:
                     layer.eval()
 
