@@ -39,7 +39,7 @@ from art_core.config import EngineConfig
 from benchmarks import serving_acts, serving_table
 from benchmarks.environment import RESULTS, environment
 from benchmarks.serving_load import Job, Load
-from benchmarks.serving_profile import Profiling
+from benchmarks.serving_profile import Profiling, hottest
 from benchmarks.serving_server import (
     Server,
     child,
@@ -68,11 +68,11 @@ class Sizes:
     """
 
     tokens: int = 128
-    plan: tuple[tuple[int, int, int], ...] = ((256, 3, 3), (64, 3, 2), (1, 3, 2), (1024, 1, 2))
+    plan: tuple[tuple[int, int, int], ...] = ((256, 2, 3), (64, 2, 2), (1, 2, 2), (1024, 1, 1))
     publishes: int = 3
     sleeps: int = 2
     processes: int = 6
-    seconds: float = 240.0
+    seconds: float = 200.0
 
 
 SMALL = Sizes(tokens=16, plan=((8, 2, 2), (1, 2, 1)), publishes=0, sleeps=0, processes=2)
@@ -226,6 +226,10 @@ def profile(server: Server, load: Load, sizes: Sizes, profiling: Profiling, cons
         with profiling.label(way):
             outcome = load.run(job)
         console.print(f"{way}: {outcome.rate:,.0f} tokens/s, {outcome.failed} failed")
+    for samples in profiling.samples():
+        console.print(f"\n{samples.name}: samples in it, in it or below")
+        for name, itself, below in hottest(samples):
+            console.print(f"{itself:7d} {below:7d}  {name}", markup=False)
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

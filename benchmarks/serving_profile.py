@@ -81,6 +81,10 @@ class Profiling:
         )
         self.python.chmod(0o755)
 
+    def samples(self) -> list[Path]:
+        """What was left so far: a file for each label and process."""
+        return sorted(self._folder.glob("*-*.txt"))
+
     @contextmanager
     def label(self, name: str) -> Generator[None]:
         """Sample, under this name."""

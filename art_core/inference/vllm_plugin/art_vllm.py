@@ -74,18 +74,14 @@ class _StepLogprobs:
 
     def __init__(self, lists: Any) -> None:
         self.lists = lists
+        self.starts: list[int] | None = lists.cu_num_generated_tokens
+        self.values: list[float] = lists.logprobs[:, 0].tolist()  # the first column: the sampled tokens'
 
     def slice_request(self, index: int, positions: int) -> tuple[int, int]:
         return index, positions
 
-    @functools.cached_property
-    def values(self) -> list[float]:
-        """The sampled tokens' logprobs, of all requests: the first column."""
-        return self.lists.logprobs[:, 0].tolist()
-
     def rows(self, index: int, positions: int) -> list[float]:
-        starts = self.lists.cu_num_generated_tokens
-        start = index if starts is None else starts[index]
+        start = index if self.starts is None else self.starts[index]
         return self.values[start : start + positions]
 
     def whole(self, kept: "array[float]") -> Any:
@@ -138,14 +134,18 @@ def keep_logprobs_until_the_end(scheduler: Any) -> None:
 
 
 def _settle(output: Any, request: Any, step: _StepLogprobs) -> None:
+    """Put the place of an output's logprobs right. Done for every token: it takes a microsecond."""
     index, positions = output.new_logprobs
-    if _mark(request.sampling_params) != _AT_END:
-        output.new_logprobs = step.lists.slice_request(index, positions)
-        return
     kept = request.__dict__.get("art_logprobs")  # on the request itself: what is aborted is forgotten
     if kept is None:
+        if _mark(request.sampling_params) != _AT_END:
+            output.new_logprobs = step.lists.slice_request(index, positions)
+            return
         kept = request.art_logprobs = array("f")
-    kept.extend(step.rows(index, positions))
+    if positions == 1 and step.starts is None:
+        kept.append(step.values[index])
+    else:
+        kept.extend(step.rows(index, positions))
     output.new_logprobs = None if output.finish_reason is None else step.whole(kept)
 
 
