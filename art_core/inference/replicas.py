@@ -45,7 +45,7 @@ class _Member:
         self.replica = replica
         self.availability: Availability = availability_of(engine)
         self.life = 0
-        self.out_since: float | None = None
+        self.told_out = False
         self.suspected = asyncio.Event()
         self.acts = asyncio.Lock()
         """Held while versions are published to it, or retired from it."""
@@ -388,7 +388,9 @@ class ReplicaSet:
 
     async def _look(self, member: _Member, suspected: bool) -> None:
         if suspected:  # its engine's own watchdog looks first, and restarts it
-            await self._while_it_may_return(member, lambda: member.availability.alost(member.life))
+            reason = member.replica.detail
+            if await self._while_it_may_return(member, lambda: member.availability.alost(member.life)):
+                self._out(member, reason)
         health = await member.engine.health()
         if not health.ok:
             self._out(member, health.detail)
@@ -403,10 +405,10 @@ class ReplicaSet:
         self._back(member)
 
     async def _while_it_may_return(
-        self, member: _Member, wait: Callable[[], Coroutine[Any, Any, Any]]
-    ) -> None:
+        self, member: _Member, wait: Callable[[], Coroutine[Any, Any, int | bool]]
+    ) -> int | bool:
         try:
-            await wait()
+            return await wait()
         except EngineError as dead:
             self._out(member, str(dead))
             member.replica.lost = True
@@ -417,20 +419,22 @@ class ReplicaSet:
                     {"replica": member.replica.name, "base_url": member.replica.base_url},
                 )
             )
+            return False
 
     def _out(self, member: _Member, reason: str) -> None:
         replica = member.replica
         self._router.set_state(replica, ReplicaState.DOWN, reason)
-        if member.out_since is None:
-            member.out_since = time.monotonic()
+        if not member.told_out:
+            member.told_out = True
             data = {"replica": replica.name, "base_url": replica.base_url, "reason": reason[:2000]}
             self._tell(EngineEvent("replica_out", f"replica {replica.name} is out: {reason}", data))
 
     def _back(self, member: _Member) -> None:
         replica = member.replica
+        seconds = time.time() - replica.since
         self._router.set_state(replica, ReplicaState.UP)
-        if member.out_since is not None:
-            seconds, member.out_since = time.monotonic() - member.out_since, None
+        if member.told_out:
+            member.told_out = False
             data = {"replica": replica.name, "base_url": replica.base_url, "seconds": seconds}
             self._tell(
                 EngineEvent("replica_back", f"replica {replica.name} is back after {seconds:.1f} s", data)
