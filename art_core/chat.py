@@ -5,26 +5,30 @@ Invariant: what the caller gets is what OpenAI's client gives; what is recorded 
 A call belongs to the trajectory named by ``trajectory_id``, else to the current one of this context.
 """
 
-import asyncio
 import logging
 import time
-import weakref
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from openai import AsyncOpenAI, OpenAI
 
-from art_core.capture import Call, StreamAssembler, failed_step, request_extras, steps_from
-from art_core.errors import RolloutTooLongError
+from art_core.capture import Call, failed_step, steps_from
+from art_core.errors import CaptureError, RolloutTooLongError
+from art_core.inference.availability import availability_of
 from art_core.recording import ROLLOUT_HEADER, Rollout, current_rollout
+from art_core.tap import Exchange, async_keeping_client, keeping_client
 from art_core.types import PolicyVersion, Step
 
 if TYPE_CHECKING:
     from art_core.model import TrainableModel
 
 logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 64
+"""Most connections to open at once, in one event loop and over all threads; further calls wait for one."""
 
 
 @dataclass
@@ -34,42 +38,38 @@ class _Turn:
     rollout: Rollout | None
     request: dict[str, Any]
     version: PolicyVersion
+    exchange: Exchange
     started_at: float
     clock: float
 
+    @property
     def wire(self) -> dict[str, Any]:
-        """The request as it is sent: the version's name, and what capture needs."""
-        extras = request_extras(self.request)
-        wire = {**self.request, "model": self.version.name}
-        if "logprobs" in extras:
-            wire["logprobs"] = extras.pop("logprobs")
-        if self.rollout is not None:
-            wire["extra_headers"] = {
-                **(self.request.get("extra_headers") or {}),
-                ROLLOUT_HEADER: self.rollout.id,
-            }
-        if extras:
-            wire["extra_body"] = {**extras, **(self.request.get("extra_body") or {})}
-        return wire
+        """The request, bound to its exchange, in which the answer is kept."""
+        place = {} if self.rollout is None else {ROLLOUT_HEADER: self.rollout.id}
+        headers = {**(self.request.get("extra_headers") or {}), **self.exchange.headers, **place}
+        return {**self.request, "extra_headers": headers}
 
-    def steps(self, body: Mapping[str, Any]) -> tuple[Step, ...]:
-        """The answer as steps; none when no trajectory is open."""
-        return () if self.rollout is None else steps_from(self._call(self.rollout), body)
-
-    def failed(self, error: BaseException) -> tuple[Step, ...]:
-        """The failure as a step."""
-        if self.rollout is None:
+    def steps(self, error: BaseException | None = None) -> tuple[Step, ...]:
+        """What the call came to; nothing when no trajectory is open, or no request was sent."""
+        exchange = self.exchange
+        if self.rollout is None or exchange.request is None:
             return ()
-        return (failed_step(self._call(self.rollout), f"{type(error).__name__}: {error}"),)
-
-    def _call(self, rollout: Rollout) -> Call:
-        return Call(
-            request={k: v for k, v in self.request.items() if k not in ("extra_body", "extra_headers")},
-            rollout_id=rollout.id,
+        call = Call(
+            request=exchange.request,
+            rollout_id=self.rollout.id,
             policy=self.version,
             started_at=self.started_at,
-            duration=time.perf_counter() - self.clock,
+            duration=(exchange.ended_at or time.perf_counter()) - self.clock,
         )
+        problem = exchange.problem
+        if exchange.answer is not None:
+            try:
+                return steps_from(call, exchange.answer)
+            except CaptureError as unreadable:
+                problem = str(unreadable)
+        if problem is None:
+            problem = "no answer came" if error is None else f"{type(error).__name__}: {error}"
+        return (failed_step(call, problem),)
 
 
 class Completions:
@@ -77,15 +77,12 @@ class Completions:
 
     def __init__(self, model: "TrainableModel") -> None:
         self._model = model
-        self._sync: OpenAI | None = None
-        # An HTTP client belongs to its loop, and must not outlive it.
-        self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncOpenAI] = (
-            weakref.WeakKeyDictionary()
-        )
         self._warned = False
 
     def create(self, *, trajectory_id: str | None = None, **request: Any) -> Any:
         """Ask the model, as ``openai.OpenAI().chat.completions.create`` does.
+
+        While the server is being restarted the call waits for it.
 
         Args:
             trajectory_id: which trajectory it belongs to; None: the current one.
@@ -99,73 +96,65 @@ class Completions:
             RolloutTooLongError: it has made ``rollout_length`` calls.
             openai.APIError: the server refused.
         """
-        if self._sync is None:
-            self._sync = OpenAI(base_url=self._model.base_url, api_key=self._model.api_key)
         if request.get("stream"):
-            return self._stream(self._sync, trajectory_id, request)
+            return self._stream(trajectory_id, request)
         with self._turn(trajectory_id, request) as turn:
             try:
-                raw = self._sync.chat.completions.with_raw_response.create(**turn.wire())
-            except Exception as error:
-                self._record(turn, turn.failed(error))
+                answer = self._sync.chat.completions.create(**turn.wire)
+            except BaseException as error:
+                self._record(turn, turn.steps(error))
                 raise
-            self._record(turn, turn.steps(raw.http_response.json()))
-            return raw.parse()
+            self._record(turn, turn.steps())
+            return answer
 
     async def acreate(self, *, trajectory_id: str | None = None, **request: Any) -> Any:
         """Ask the model; see `create`. With ``stream=True``, an async iterator of chunks."""
-        client = self._async_client()
         if request.get("stream"):
-            return self._astream(client, trajectory_id, request)
+            return self._astream(trajectory_id, request)
         with self._turn(trajectory_id, request) as turn:
             try:
-                raw = await client.chat.completions.with_raw_response.create(**turn.wire())
+                answer = await self._async.chat.completions.create(**turn.wire)
             except BaseException as error:
-                await self._arecord(turn, turn.failed(error))
+                await self._arecord(turn, turn.steps(error))
                 raise
-            await self._arecord(turn, turn.steps(raw.http_response.json()))
-            return raw.parse()
+            await self._arecord(turn, turn.steps())
+            return answer
 
     async def aclose(self) -> None:
-        """Close the connections."""
-        if self._sync is not None:
-            self._sync.close()
-            self._sync = None
-        client = self._async.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.close()
+        """Forget the address; connections are shared, and end with their event loops."""
+        self.__dict__.pop("_sync", None)
+        self.__dict__.pop("_async", None)
 
-    def _async_client(self) -> AsyncOpenAI:
-        loop = asyncio.get_running_loop()
-        if loop not in self._async:
-            self._async[loop] = AsyncOpenAI(base_url=self._model.base_url, api_key=self._model.api_key)
-        return self._async[loop]
+    @cached_property
+    def _sync(self) -> OpenAI:
+        http: Any = keeping_client(MAX_CONNECTIONS)  # of whichever httpx the SDK stands on
+        return OpenAI(base_url=self._model.base_url, api_key=self._model.api_key, http_client=http)
 
-    def _stream(self, client: OpenAI, trajectory_id: str | None, request: dict[str, Any]) -> Iterator[Any]:
+    @cached_property
+    def _async(self) -> AsyncOpenAI:
+        http: Any = async_keeping_client(MAX_CONNECTIONS)
+        return AsyncOpenAI(base_url=self._model.base_url, api_key=self._model.api_key, http_client=http)
+
+    def _stream(self, trajectory_id: str | None, request: dict[str, Any]) -> Iterator[Any]:
         with self._turn(trajectory_id, request) as turn:
-            assembler = StreamAssembler()
             try:
-                for chunk in client.chat.completions.create(**turn.wire()):
-                    assembler.feed(chunk.model_dump(exclude_unset=True))
-                    yield chunk
+                with self._sync.chat.completions.create(**turn.wire) as chunks:
+                    yield from chunks
             except BaseException as error:  # also a consumer that stops reading: the step is not whole
-                self._record(turn, turn.failed(error))
+                self._record(turn, turn.steps(error))
                 raise
-            self._record(turn, turn.steps(assembler.body()))
+            self._record(turn, turn.steps())
 
-    async def _astream(
-        self, client: AsyncOpenAI, trajectory_id: str | None, request: dict[str, Any]
-    ) -> AsyncIterator[Any]:
+    async def _astream(self, trajectory_id: str | None, request: dict[str, Any]) -> AsyncIterator[Any]:
         with self._turn(trajectory_id, request) as turn:
-            assembler = StreamAssembler()
             try:
-                async for chunk in await client.chat.completions.create(**turn.wire()):
-                    assembler.feed(chunk.model_dump(exclude_unset=True))
-                    yield chunk
+                async with await self._async.chat.completions.create(**turn.wire) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
             except BaseException as error:
-                await self._arecord(turn, turn.failed(error))
+                await self._arecord(turn, turn.steps(error))
                 raise
-            await self._arecord(turn, turn.steps(assembler.body()))
+            await self._arecord(turn, turn.steps())
 
     @contextmanager
     def _turn(self, trajectory_id: str | None, request: dict[str, Any]) -> Generator[_Turn]:
@@ -185,7 +174,13 @@ class Completions:
         named = {"model": self._model.name, **request}
         asked = PolicyVersion.parse(str(named["model"]))
         with self._model.lease(asked) as version:
-            yield _Turn(rollout, named, version, time.time(), time.perf_counter())
+            exchange = Exchange(
+                self._model.base_url,
+                model=self._model.wire_name(version),
+                api_key=self._model.api_key,
+                server=availability_of(self._model),
+            )
+            yield _Turn(rollout, named, version, exchange, time.time(), time.perf_counter())
 
     def _record(self, turn: _Turn, steps: tuple[Step, ...]) -> None:
         for step in steps:

@@ -9,9 +9,13 @@ from typing import Any, Self
 from langchain_core.runnables import Runnable
 
 from art_core.errors import ConfigError
-from art_core.inference.endpoint import PolicyEndpoint, StaticEndpoint, served_name
+from art_core.inference.availability import ALWAYS, availability_of
+from art_core.inference.endpoint import PolicyEndpoint, StaticEndpoint, served_name, temperature_of
 from art_core.rollouts import Agent
 from art_core.types import PolicyVersion
+
+RESTART_SECONDS = 900.0
+"""How long a call of another process waits for a server that is being restarted."""
 
 FACTORY_ARGUMENTS = ("model", "endpoint", "policy")
 """Names by which a function says that it makes a graph from a policy."""
@@ -19,20 +23,30 @@ FACTORY_ARGUMENTS = ("model", "endpoint", "policy")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a policy version answers."""
+    """Where a policy version answers, and how long to wait for it when it does not."""
 
     base_url: str
     served_name: str
     api_key: str
+    patience: float = 0.0
+    temperature: float | None = None
 
     @classmethod
     def of(cls, model: PolicyEndpoint, version: PolicyVersion | None = None) -> Self:
         """The address of a policy's version; None: of the current one."""
-        return cls(model.base_url, served_name(model, version or model.current_version()), model.api_key)
+        name = served_name(model, version or model.current_version())
+        patience = 0.0 if availability_of(model) is ALWAYS else RESTART_SECONDS
+        return cls(model.base_url, name, model.api_key, patience, temperature_of(model))
 
     def endpoint(self) -> StaticEndpoint:
         """The policy at this address."""
-        return StaticEndpoint(self.base_url, self.served_name, api_key=self.api_key)
+        return StaticEndpoint(
+            self.base_url,
+            self.served_name,
+            api_key=self.api_key,
+            patience=self.patience,
+            temperature=self.temperature,
+        )
 
 
 def load_object(path: str) -> Any:

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, runtime_checkable
 
 from art_core.errors import EngineError
+from art_core.inference.availability import ALWAYS, Availability
+from art_core.inference.probing import ProbedAvailability
 from art_core.recording import NullSink, Sink
 from art_core.types import PolicyVersion
 
@@ -116,10 +118,26 @@ class StaticEndpoint:
         model: the name to send; ``<model>@<n>`` is read as a version, any other name as version 0 of it.
         api_key: sent as the bearer token.
         sink: where rollouts are kept.
+        temperature: for calls that name none of their own; None: the server's default.
+        patience: seconds that calls wait for the server to come back when it does not answer; for one that
+            somebody restarts when it dies.
     """
 
-    def __init__(self, base_url: str, model: str, *, api_key: str = "none", sink: Sink | None = None) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str = "none",
+        sink: Sink | None = None,
+        temperature: float | None = None,
+        patience: float = 0.0,
+    ) -> None:
         self.base_url = base_url
+        self.temperature = temperature
+        self.availability: Availability = (
+            ProbedAvailability(base_url, model, api_key=api_key, patience=patience) if patience else ALWAYS
+        )
         self.api_key = api_key
         self.sink: Sink = sink or NullSink()
         self._served_name = model
@@ -143,3 +161,12 @@ class StaticEndpoint:
 def served_name(endpoint: PolicyEndpoint, version: PolicyVersion) -> str:
     """The name to send as ``model``: servers that somebody else runs may know a policy by another name."""
     return endpoint.wire_name(version) if isinstance(endpoint, NamesVersions) else version.name
+
+
+def temperature_of(endpoint: PolicyEndpoint) -> float | None:
+    """What calls that name no temperature of their own are to ask for; None: nothing.
+
+    Endpoints whose temperature can be turned while a run goes on have it as ``temperature``.
+    """
+    turned: float | None = getattr(endpoint, "temperature", None)
+    return turned
