@@ -295,7 +295,7 @@ class VLLMEngine:
         if not self._can_pause():
             return
         if self._shared is not None:
-            await self._shared.lend(self._do, _pause)
+            await self._shared.lend(self._do, _pause, _resume)
         else:
             self._paused = True
             await self._do(_pause)
@@ -307,7 +307,7 @@ class VLLMEngine:
         if self._shared is not None:
             await self._shared.take_back(self._do, self._tell)
         self._paused = False
-        await self._do(lambda server: server.steer("/resume", None, "resume"))
+        await self._do(_resume)
         if self._shared is not None:
             self._shared.release()
 
@@ -478,6 +478,10 @@ class VLLMEngine:
 async def _load(server: VLLMProcess, version: PolicyVersion, adapter_dir: Path | None) -> None:
     if adapter_dir is not None:  # the base model is there from the start
         await server.load(version.name, adapter_dir)
+
+
+async def _resume(server: VLLMProcess) -> None:
+    await server.steer("/resume", None, "resume")
 
 
 async def _pause(server: VLLMProcess) -> None:

@@ -9,10 +9,12 @@ takes a moment; if that does not help, or the base model changed, the server is 
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from art_core.errors import EngineError
 from art_core.inference.availability import ServerLives
 from art_core.inference.engine import EngineEvent, EventListener
 from art_core.inference.vllm_process import VLLMProcess
@@ -59,12 +61,13 @@ class SharedGpu:
         """Whether the trainer has it."""
         return self._cycle.asleep
 
-    async def lend(self, do: Acting, pause: Act) -> None:
+    async def lend(self, do: Acting, pause: Act, resume: Act) -> None:
         """Give the GPU to the trainer.
 
         Args:
             do: acts on the server.
             pause: has the server end what is in flight and hold what comes.
+            resume: has it take requests again, if it cannot sleep.
 
         Raises:
             EngineError: the server refuses; it takes requests as before.
@@ -77,6 +80,8 @@ class SharedGpu:
             await do(self._cycle.sleep)
         except BaseException:
             self._lives.release()
+            with contextlib.suppress(EngineError):  # the first error says more
+                await do(resume)
             raise
 
     async def take_back(self, do: Acting, tell: EventListener) -> None:

@@ -123,12 +123,9 @@ class SleepCycle:
         Raises:
             EngineError: it does not wake, most likely because its memory is not free.
         """
+        # Before it does: if it dies over it, it is to be restarted, and one that is awake takes it well.
+        self._asleep = False
         await server.steer("/wake_up", None, "wake up", MOVE_TIMEOUT)
-        self._asleep = False
-
-    def forget(self) -> None:
-        """The server is gone, and with it what it slept on."""
-        self._asleep = False
 
     async def changes(self, server: VLLMProcess, versions: Iterable[PolicyVersion]) -> list[Change]:
         """Which of these versions answer otherwise than before.

@@ -1,0 +1,168 @@
+"""A fake vLLM that can sleep, pause and lose its adapters' weights, for `fakes.vllm_interpreter`.
+
+A version's logprobs are a function of what lies in its adapter directory, so a test can tell whose weights
+answered. It keeps vLLM's rules: a paused server answers nobody, one that sleeps cannot load or compute and
+dies over trying, sleeping aborts what runs, and waking up ends a pause.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+from fakes.vllm_server import FakeVLLM
+
+MAIN = "from fakes.vllm_sleeper import main; main()"
+"""The source of its ``api_server`` module."""
+
+
+class SleepingVLLM(FakeVLLM):
+    """The server.
+
+    Args:
+        names: of the base model.
+        fault: ``adapters``: they are lost by sleep, once; ``adapters-for-good``: even when loaded again;
+            ``base``: so is the base model; ``wake-dies``: it dies when it is woken;
+            ``refuses``: to sleep.
+    """
+
+    def __init__(self, names: tuple[str, ...], *, fault: str = "", **more: Any) -> None:
+        super().__init__(models=names, **more)
+        self.fault = fault
+        self.adapters: dict[str, str] = {}
+        self.damaged: set[str] = set()
+        self.asleep = False
+        self.acts: list[str] = []
+        self._open = asyncio.Event()
+        self._open.set()
+        self._running = 0
+
+    async def _respond(self, method, path, headers, raw, reader, writer) -> None:  # type: ignore[no-untyped-def]
+        if not path.endswith("completions"):
+            if path == "/pause":
+                self.acts.append("pause")
+                self._open.clear()
+                while self._running:
+                    await asyncio.sleep(0.005)
+            await super()._respond(method, path, headers, raw, reader, writer)
+            return
+        await self._open.wait()
+        if self.asleep:
+            self._die("CUDA error: an illegal memory access was encountered")
+        self._running += 1
+        try:
+            await super()._respond(method, path, headers, raw, reader, writer)
+        finally:
+            self._running -= 1
+
+    def _text(self, request, choices) -> bytes:  # type: ignore[no-untyped-def]
+        if request.get("prompt_logprobs") is None:
+            return super()._text(request, choices)
+        self.acts.append(f"canary {request['model']}")
+        assert request["cache_salt"], "the prefix cache must not answer it"
+        prompt: list[int] = request["prompt"]
+        weights = self._weights(request["model"])
+        entries: list[Any] = [None]
+        for position, token in enumerate(prompt[1:], 1):
+            entries.append({str(token): {"logprob": _logprob(weights, token, position), "rank": 1}})
+        forced = request["allowed_token_ids"][0]
+        decoded = [_logprob(weights, forced, len(prompt) + i) for i in range(request["max_tokens"])]
+        choice = {"index": 0, "text": "", "prompt_logprobs": entries, "finish_reason": "length"}
+        choice["logprobs"] = {"token_logprobs": decoded, "tokens": ["x"] * len(decoded)}
+        return json.dumps({"choices": [choice]}).encode()
+
+    def _weights(self, name: str) -> bytes:
+        path = self.adapters.get(name)
+        if path is None:
+            return b"broken" if "base" in self.damaged else b"base"
+        return b"base" if name in self.damaged else (Path(path) / "adapter_config.json").read_bytes()
+
+    def _plain(self, method: str, path: str, raw: bytes) -> tuple[int, bytes]:
+        body = json.loads(raw) if raw else {}
+        if path == "/tokenize":
+            return 200, json.dumps({"tokens": list(body["prompt"].encode())}).encode()
+        if path == "/v1/load_lora_adapter":
+            self._must_be_awake()
+            name = body["lora_name"]
+            self.acts.append(f"load {name}")
+            self.adapters[name] = body["lora_path"]
+            self.models = (*(self.models or ()), name)
+            if self.fault != "adapters-for-good":
+                self.damaged.discard(name)
+            return 200, b"{}"
+        if path == "/v1/unload_lora_adapter":
+            self._must_be_awake()
+            self.acts.append(f"unload {body['lora_name']}")
+            if self.adapters.pop(body["lora_name"], None) is None:
+                return 404, b'{"error": {"message": "no such adapter"}}'
+            self.models = tuple(n for n in self.models or () if n != body["lora_name"])
+            return 200, b"{}"
+        if path == "/v1/models":
+            cards = [{"id": n, "root": self.adapters.get(n, "base")} for n in self.models or ()]
+            return 200, json.dumps({"data": cards}).encode()
+        if path == "/pause":
+            return 200, b"{}"
+        if path == "/sleep" and self.fault == "refuses":
+            return 500, b'{"error": {"message": "not enough main memory"}}'
+        if path == "/sleep":
+            self.acts.append(f"sleep {self._running} running")
+            self.asleep = True
+            if self.fault.startswith("adapters"):
+                self.damaged |= set(self.adapters)
+            if self.fault == "adapters":
+                self.fault = ""
+            if self.fault == "base":
+                self.damaged |= {"base"}
+            return 200, b"{}"
+        if path == "/wake_up":
+            if self.asleep and self.fault == "wake-dies":
+                self._die("torch.OutOfMemoryError: CUDA out of memory.")
+            self.acts.append("wake")
+            self.asleep = False
+            self._open.set()
+            return 200, b"{}"
+        if path == "/resume":
+            self.acts.append("resume")
+            self._open.set()
+            return 200, b"{}"
+        if path == "/reset_prefix_cache":
+            self.acts.append("reset_prefix_cache")
+            return 200, b'{"success": true}'
+        if path == "/acts":
+            return 200, json.dumps(self.acts).encode()
+        return super()._plain(method, path, raw)
+
+    def _must_be_awake(self) -> None:
+        if self.asleep:
+            self._die("CUDA error: an illegal memory access was encountered")
+
+    def _die(self, why: str) -> None:
+        print(why, flush=True)
+        os._exit(1)
+
+
+def _logprob(weights: bytes, token: int, position: int) -> float:
+    return -(zlib.crc32(weights + bytes([token % 251, position % 251])) % 4096) / 1024
+
+
+def main() -> None:
+    """Serve as vLLM's command line says. The fault is in ``FAKE_SLEEP_FAULT``, for the first life only."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name", nargs="+")
+    args, _ = parser.parse_known_args()
+    print("arguments:", sys.argv[1:], flush=True)
+    fault = os.environ.get("FAKE_SLEEP_FAULT", "")
+    lives = Path(os.environ["FAKE_LIVES"])
+    first = not lives.exists()
+    lives.touch()
+
+    async def serve() -> None:
+        await server._serve()
+
+    server = SleepingVLLM(tuple(args.served_model_name), fault=fault if first else "", port=args.port)
+    asyncio.run(serve())

