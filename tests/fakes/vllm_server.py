@@ -291,7 +291,10 @@ class FakeVLLM:
         limit = request.get("max_completion_tokens") or request.get("max_tokens")
         if limit and len(ids) > limit:
             ids, finish = ids[:limit], "length"
-            reply = replace(reply, text=decode(ids), tool_calls=(), reasoning=None)
+            text, thought = decode(ids), None
+            if reply.reasoning is not None:
+                thought, _, text = text.removeprefix("<think>").partition("</think>")
+            reply = replace(reply, text=text, tool_calls=(), reasoning=thought)
         values = reply.logprobs
         if values is None:
             values = tuple(
@@ -555,6 +558,8 @@ class FakeVLLM:
     def _plain(self, method: str, path: str, raw: bytes) -> tuple[int, bytes]:
         if path == "/health":
             return 200, b""
+        if path == "/art/tokens" and self.packed:
+            return 200, b'{"encoding": "packed", "detail": ""}'
         if path == "/v1/models":
             names = self.models or ()
             return 200, json.dumps(
