@@ -243,6 +243,11 @@ def server_environment(
         "PYTHONSAFEPATH": "1",
     }
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if sleeps(installed, config):
+        # A trainer's setting that vLLM's allocator for sleep refuses to work with.
+        for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+            if "expandable_segments" in env.get(name, ""):
+                del env[name]
     if config.devices is not None:
         env["CUDA_VISIBLE_DEVICES"] = config.devices[0]
     if is_loopback(config.host):

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from art_core.errors import EngineError
 from art_core.inference.availability import ServerLives
 from art_core.inference.engine import EngineEvent, EventListener
+from art_core.inference.gpu_share import free_cached_memory
 from art_core.inference.vllm_process import VLLMProcess
 from art_core.inference.vllm_sleep import TOLERANCE, Change, SleepCycle
 from art_core.inference.vllm_versions import VersionTable
@@ -96,6 +97,7 @@ class SharedGpu:
         """
         if not self._cycle.asleep:
             return
+        await asyncio.to_thread(free_cached_memory)
         life = await do(self._cycle.wake)
         changed = await self._changes(do)
         if not changed:
