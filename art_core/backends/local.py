@@ -24,6 +24,7 @@ from art_core.errors import CheckpointError, ConfigError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.devices import replica_configs
 from art_core.inference.engine import Engine, EngineEvent, Eventful
+from art_core.inference.gpu_share import limit_trainer
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
 from art_core.recording import Sink
@@ -192,6 +193,9 @@ def _engines(
         return [EmbeddedEngine(policy or load_policy(config, engine), each[0], served_model=config.name)]
     from art_core.inference.vllm import VLLMEngine
 
+    if policy is not None:
+        for one in each:
+            limit_trainer(one, visible_devices())
     return [
         VLLMEngine(
             config.base_model,
