@@ -27,6 +27,7 @@ from art_core.inference.engine import Engine, EngineEvent, Eventful
 from art_core.inference.gpu_share import limit_trainer
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
+from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
@@ -241,6 +242,7 @@ class LocalRegistration:
             config.name, engine, directory, keep_checkpoints, base_adapter=self._base_adapter()
         )
         self._training = asyncio.Lock()
+        self._monitor = ServingMonitor(())
         self._run = store.begin_run(config.name, config.model_dump(mode="json"))
         self._sink = store.sink(self._run)
         if isinstance(engine, ReplicaSet):
@@ -335,9 +337,11 @@ class LocalRegistration:
         except BaseException:
             await self.engine.close()
             raise
+        self._monitor = ServingMonitor(metric_sources(self.engine)).start()
 
     async def aclose(self) -> None:
         """Stop serving and close the record."""
+        await asyncio.to_thread(self._monitor.close)
         await self.engine.close()
         await asyncio.to_thread(self._trainer.close)
         self.store.end_run(self._run, RunState.FINISHED)
@@ -370,6 +374,7 @@ class LocalRegistration:
 
     async def _learn(self, train: "Callable[[], TrainReport]") -> "TrainReport":
         async with self._training:
+            served = await asyncio.to_thread(self._monitor.window)
             await self.engine.pause()
             try:
                 report = await asyncio.to_thread(train)
@@ -379,7 +384,8 @@ class LocalRegistration:
                     await self._publish()
             finally:
                 await self.engine.resume()
-            self.store.log_metrics(self._run, self.current_version().number, report.metrics)
+                self._monitor.begin()
+            self.store.log_metrics(self._run, self.current_version().number, {**report.metrics, **served})
             return report
 
     async def _publish(self) -> None:

@@ -111,6 +111,11 @@ class ReplicaSet:
         return self._gateway
 
     @property
+    def engines(self) -> tuple[Engine, ...]:
+        """One for each replica."""
+        return self._engines
+
+    @property
     def base_url(self) -> str:
         """The gateway's, ending in ``/v1``."""
         return self.gateway.base_url
