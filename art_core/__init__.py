@@ -4,6 +4,7 @@ from art_core.backends.local import LocalBackend
 from art_core.config import (
     EngineConfig,
     LoRAConfig,
+    ParallelConfig,
     TrainableModelConfig,
     TrainConfig,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "EngineConfig",
     "LoRAConfig",
     "LocalBackend",
+    "ParallelConfig",
     "PolicyVersion",
     "Scenario",
     "Step",

@@ -15,7 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from art_core.training.token_tree import PIECE_OVERHEAD, Entries, Ints, TokenTree, split
+from art_core.training import layout
+from art_core.training.layout import Path
+from art_core.training.token_tree import PIECE_OVERHEAD, Entries, Ints, TokenTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,10 @@ class Share:
         """A piece's entries' values out of the whole tree's  [entries] -> [the piece's entries]."""
         return whole[torch.from_numpy(self.places[piece]).to(whole.device)]
 
+    def counted(self, piece: int, loss: Tensor) -> Tensor:
+        """A piece's loss; of padding, nothing, but with a backward pass like every other."""
+        return loss if piece < self.own else 0.0 * loss
+
     def whole(self, parts: Sequence[Tensor]) -> Tensor:
         """Values of the pieces' entries put in their places; entries of other ranks are 0.
 
@@ -54,20 +60,21 @@ class Share:
         return found.index_copy(0, at, torch.cat(list(parts[: self.own])))
 
 
-def share(tree: TokenTree, token_budget: int, *, rank: int = 0, ranks: int = 1) -> Share:
+def share(tree: TokenTree, token_budget: int, *, path: Path = "tree", rank: int = 0, ranks: int = 1) -> Share:
     """What a rank computes of a tree; the same call on every rank gives shares that fit together.
 
     Args:
         tree: the whole tree, equal on all ranks.
-        token_budget: most nodes of a piece.
+        token_budget: most places of a piece's layout.
+        path: how pieces are put before the model.
         rank: which one.
         ranks: how many there are.
     """
     numbered = replace(
         tree, entries=replace(tree.entries, old_logprob=np.arange(len(tree.entries), dtype=np.float64))
     )
-    pieces = cut(numbered, token_budget, ranks)
-    dealt = deal([cost(piece) for piece in pieces], ranks)
+    pieces = cut(numbered, token_budget, ranks, path)
+    dealt = deal([cost(piece, path) for piece in pieces], ranks)
     places = [pieces[i].entries.old_logprob.astype(np.int64) for i in dealt[rank]]
     own = [
         replace(pieces[i], entries=replace(tree.entries.take(at), node=pieces[i].entries.node))
@@ -82,12 +89,15 @@ def share(tree: TokenTree, token_budget: int, *, rank: int = 0, ranks: int = 1) 
     )
 
 
-def cost(piece: TokenTree) -> float:
-    """What a forward and backward pass over a piece costs, in nodes."""
-    return PIECE_OVERHEAD + len(piece)
+def cost(piece: TokenTree, path: Path = "tree") -> float:
+    """What a forward and backward pass over a piece costs, in places of its layout."""
+    if path == "tree":
+        return PIECE_OVERHEAD + len(piece)
+    leaves = np.append(piece.branch_starts[1:], len(piece)) - 1
+    return PIECE_OVERHEAD + float((piece.depth[leaves] + 1).sum())
 
 
-def cut(tree: TokenTree, token_budget: int, ranks: int) -> list[TokenTree]:
+def cut(tree: TokenTree, token_budget: int, ranks: int, path: Path = "tree") -> list[TokenTree]:
     """Cut a tree so that, dealt to the ranks, the busiest of them has least to do.
 
     Smaller pieces balance better, larger ones repeat fewer ancestors: a few sizes between a fraction of
@@ -95,15 +105,16 @@ def cut(tree: TokenTree, token_budget: int, ranks: int) -> list[TokenTree]:
 
     Args:
         tree: what to cut.
-        token_budget: most nodes of a piece, as in `token_tree.split`.
+        token_budget: most places of a piece's layout, as in `layout.cut`.
         ranks: how many share it.
+        path: how pieces are put before the model.
     """
     if ranks == 1 or not len(tree):
-        return split(tree, token_budget)
-    part = len(tree) / ranks
+        return layout.cut(tree, token_budget, path)
+    part = (cost(tree, path) - PIECE_OVERHEAD) / ranks
     sizes = {min(token_budget, max(16, int(part * scale))) for scale in (4.0, 2.0, 1.5, 1.1, 0.8, 0.55, 0.35)}
-    cuts = [split(tree, size) for size in sorted({token_budget, *sizes}, reverse=True)]
-    return min(cuts, key=lambda pieces: makespan([cost(piece) for piece in pieces], ranks))
+    cuts = [layout.cut(tree, size, path) for size in sorted({token_budget, *sizes}, reverse=True)]
+    return min(cuts, key=lambda pieces: makespan([cost(piece, path) for piece in pieces], ranks))
 
 
 def deal(costs: Sequence[float], ranks: int) -> list[list[int]]:

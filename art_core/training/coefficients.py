@@ -50,20 +50,28 @@ class Coefficients:
 
     Attributes:
         kl: weight of KL to the base model.
-        entropy: weight of the entropy bonus.
+        entropy: weight of the entropy bonus, while it acts.
+        bonus: whether the bonus acts: with a target, only after an update whose entropy was below it.
     """
 
     kl: float
     entropy: float
+    bonus: bool = True
+
+    @property
+    def entropy_weight(self) -> float:
+        """Weight of the entropy bonus in this update."""
+        return self.entropy if self.bonus else 0.0
 
     @classmethod
     def of(cls, config: TrainConfig, before: "Coefficients | None" = None) -> "Coefficients":
         """What the configuration says, and ``before`` where a target decides."""
         if before is None:
-            return cls(config.kl_coef, config.entropy_coef)
+            return cls(config.kl_coef, config.entropy_coef, config.entropy_target is None)
         return cls(
             config.kl_coef if config.kl_target is None else before.kl,
             config.entropy_coef if config.entropy_target is None else before.entropy,
+            config.entropy_target is None or before.bonus,
         )
 
     def after(self, config: TrainConfig, *, kl: float | None, entropy: float) -> "Coefficients":
@@ -81,6 +89,7 @@ class Coefficients:
             self.entropy
             if config.entropy_target is None
             else next_entropy_coef(self.entropy, entropy, config.entropy_target),
+            config.entropy_target is None or entropy < config.entropy_target,
         )
 
     def state_dict(self) -> dict[str, Any]:

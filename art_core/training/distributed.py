@@ -25,6 +25,7 @@ from accelerate import PartialState
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from art_core.config import Strategy
 from art_core.errors import ConfigError
@@ -150,6 +151,9 @@ def shard(policy: Policy, device: torch.device) -> None:
             f"strategy='fsdp2' cannot shard a {type(policy).__name__} of {policy.base_model!r}: it has no "
             "list of decoder layers; use strategy='ddp'"
         )
+    # Kernels that read weights past their modules would find a shard; the modules' hooks gather it first.
+    model_kernels: Any = policy
+    model_kernels.kernels = "modules"
     trainable = set(policy.trainable_parameters())
     sharded = {p for layer in layers for p in layer.parameters()} - trainable
     whole = {p for p in model.parameters() if p not in sharded}
@@ -164,3 +168,12 @@ def shard(policy: Policy, device: torch.device) -> None:
         if buffer.device != device:
             owner = model.get_submodule(buffer_name.rpartition(".")[0])
             setattr(owner, buffer_name.rpartition(".")[2], buffer.to(device))
+
+
+def held_parameters(policy: Policy) -> int:
+    """How many of the model's parameters lie on this rank; shared weights count once."""
+    model: Any = getattr(policy, "model", None)
+    if model is None:
+        return 0
+    local = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
+    return sum(p.numel() for p in local)

@@ -64,7 +64,9 @@ class Trainer:
         self.policy = policy
         self.config = config
         self.ranks: Ranks = ranks or Alone()
-        self.budget = TokenBudget(config.token_budget, self.ranks, policy.trainable_parameters())
+        self.budget = TokenBudget(
+            config.token_budget, self.ranks, policy.trainable_parameters(), lambda: policy.path
+        )
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = self._new_optimizer()
         self.sft_optimizer = self._new_optimizer()
@@ -104,6 +106,10 @@ class Trainer:
         self.guardrails.config = config.guardrails
         for optimizer in (self.optimizer, self.sft_optimizer):
             optimizer.reconfigure(weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
+
+    def resume(self) -> None:
+        """Train on after a guardrail's stop."""
+        self.guardrails.resume()
 
     def close(self) -> None:
         """Let go of what it holds open: nothing, in this process (see `launch.TrainerProcesses`)."""

@@ -146,6 +146,7 @@ class TrainerProcesses:
                 rank.connect(deadline)
                 rank.send(pickle.dumps(sys.path))
                 rank.send(pickle.dumps(setup))
+            self._pids = tuple(rank.process.pid for rank in self._ranks)
             self.description: Description = self._answers("start", None, deadline)
         except BaseException:
             self.close()
@@ -187,6 +188,20 @@ class TrainerProcesses:
         written = io.BytesIO()
         torch.save(dict(state), written)
         self.call("load_state", written.getvalue())
+
+    def set_config(self, config: TrainConfig) -> None:
+        """Go on under other settings; see `Trainer.set_config`."""
+        self.call("set_config", config)
+        self.config = config
+
+    def resume(self) -> None:
+        """Train on after a guardrail's stop; see `Trainer.resume`."""
+        self.call("resume")
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Ids of the processes, by rank; also when they have ended."""
+        return self._pids
 
     def call(
         self,

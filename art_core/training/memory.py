@@ -18,6 +18,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from art_core.errors import OutOfMemoryError
 from art_core.training.balance import Share, share
 from art_core.training.guardrails import TrainEvent
+from art_core.training.layout import Path
 from art_core.training.ranks import Ranks
 from art_core.training.token_tree import TokenTree
 
@@ -40,15 +41,23 @@ class TokenBudget:
         nodes: the budget to begin with.
         ranks: who shares the work.
         parameters: whose gradients the work accumulates.
+        path: says how pieces are put before the model now.
     """
 
-    def __init__(self, nodes: int, ranks: Ranks, parameters: Sequence[torch.nn.Parameter]) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        ranks: Ranks,
+        parameters: Sequence[torch.nn.Parameter],
+        path: Callable[[], Path] = lambda: "tree",
+    ) -> None:
         self.nodes = nodes
         self._ranks = ranks
         self._parameters = list(parameters)
+        self._path = path
         self._events: list[TrainEvent] = []
         # By a tree's identity; the tree is held, so that the identity stays its own.
-        self._shares: dict[tuple[int, int], tuple[TokenTree, Share]] = {}
+        self._shares: dict[tuple[int, int, Path], tuple[TokenTree, Share]] = {}
 
     def take_events(self) -> list[TrainEvent]:
         """What was lowered since the last call."""
@@ -57,10 +66,11 @@ class TokenBudget:
 
     def share(self, tree: TokenTree) -> Share:
         """This rank's share of a tree, cut to the budget as it is now."""
-        key = (id(tree), self.nodes)
+        path = self._path()
+        key = (id(tree), self.nodes, path)
         known = self._shares.get(key)
         if known is None or known[0] is not tree:
-            known = tree, share(tree, self.nodes, rank=self._ranks.rank, ranks=self._ranks.size)
+            known = tree, share(tree, self.nodes, path=path, rank=self._ranks.rank, ranks=self._ranks.size)
             self._shares[key] = known
         return known[1]
 

@@ -87,10 +87,19 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What the parent says of the policy without asking again."""
+    """What the parent says of the policy without asking again.
+
+    Attributes:
+        base_model: its hub name or directory.
+        base_fingerprint: of its weights.
+        parameters: how many it has.
+        held: how many of them lie on the first rank: fewer when the model is sharded.
+    """
 
     base_model: str
     base_fingerprint: str
+    parameters: int
+    held: int
 
 
 class Serving:
@@ -102,15 +111,18 @@ class Serving:
     """
 
     def __init__(self, setup: Setup, report: Callable[[Progress], None]) -> None:
-        from art_core.training.distributed import join, shard
+        from art_core.training.distributed import held_parameters, join, shard
         from art_core.training.grpo import Trainer
 
         self._report = report
         self._ranks, device = join(setup.place, setup.strategy)
         policy = setup.build("cpu" if self._ranks.sharded else str(device))
-        self._description = Description(policy.base_model, policy.base_fingerprint())
+        fingerprint = policy.base_fingerprint()
+        parameters = held = held_parameters(policy)
         if self._ranks.sharded:
             shard(policy, device)
+            held = held_parameters(policy)
+        self._description = Description(policy.base_model, fingerprint, parameters, held)
         self._trainer: Trainer = Trainer(policy, setup.config, seed=setup.seed, ranks=self._ranks)
 
     def describe(self) -> Description:
@@ -124,6 +136,14 @@ class Serving:
     def sft(self, data: Sequence[Any], **options: Any) -> Any:
         """`Trainer.sft`."""
         return self._trainer.sft(data, progress=self._progress, **options)
+
+    def set_config(self, config: TrainConfig) -> None:
+        """`Trainer.set_config`."""
+        self._trainer.set_config(config)
+
+    def resume(self) -> None:
+        """`Trainer.resume`."""
+        self._trainer.resume()
 
     def state(self) -> bytes | None:
         """The trainer's state, as ``torch.save`` writes it; the first rank's is everyone's."""

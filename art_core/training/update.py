@@ -128,13 +128,14 @@ def accumulate_policy_gradient(
         Figures of the whole tree.
     """
     sequences = _sequence_log_ratios(passes, tree, config, proximal)
+    bonus = coefficients.entropy_weight
     policy = passes.policy
 
     def work(mine: Share) -> list[UpdateFigures]:
         parts: list[UpdateFigures] = []
         for i, piece in enumerate(mine.pieces):
             with policy.using(TRAINING):
-                new = entry_logprobs(policy, piece, entropy_gradient=coefficients.entropy > 0)
+                new = entry_logprobs(policy, piece, entropy_gradient=bonus > 0)
                 logprob = new.logprob
                 now = logprob.detach()
                 before = now if proximal is None else mine.part(i, proximal)
@@ -164,9 +165,12 @@ def accumulate_policy_gradient(
                     penalty = kl(logprob, mine.part(i, base))
                     losses = losses + coefficients.kl * penalty
                     kl_base = penalty.detach()
-                if coefficients.entropy > 0:
-                    losses = losses - coefficients.entropy * new.entropy
                 loss = (_tensor(piece.entries.weight, now) * losses).sum()
+                if bonus:
+                    # A mean over all tokens, whatever weights the loss gives them: the coefficient then
+                    # means the same for every loss.
+                    loss = loss - bonus / len(tree.entries) * new.entropy.sum()
+                loss = mine.counted(i, loss)
                 loss.backward()
             parts.append(
                 UpdateFigures(
@@ -192,12 +196,13 @@ def accumulate_sft_gradient(passes: Passes, tree: TokenTree) -> UpdateFigures:
 
     def work(mine: Share) -> list[UpdateFigures]:
         parts: list[UpdateFigures] = []
-        for piece in mine.pieces:
+        for i, piece in enumerate(mine.pieces):
             # Dropout helps imitation; a policy loss must see the policy that is served.
             with policy.using(TRAINING), policy.dropout():
                 new = entry_logprobs(policy, piece)
                 now = new.logprob.detach()
                 loss = -(_tensor(piece.entries.weight, now) * new.logprob).sum()
+                loss = mine.counted(i, loss)
                 loss.backward()
             none = now.new_empty(0)
             old = _tensor(piece.entries.old_logprob, now)

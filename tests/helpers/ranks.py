@@ -1,21 +1,53 @@
 """What trainer processes are asked to build in tests; they find it here by its name."""
 
+import json
+import os
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from art_core.config import LoRAConfig
+from art_core.training.layout import Layout
 from art_core.training.policy import PeftPolicy
 
+LORA = LoRAConfig(rank=4, alpha=8)
 
-def tiny_policy(directory: str, rank: int) -> "Callable[[str], PeftPolicy]":
+
+class FaultyPolicy(PeftPolicy):
+    """Runs out of memory, or fails, when a file says so."""
+
+    faults: Path
+
+    def states(self, layout: Layout) -> torch.Tensor:
+        if self.faults.exists():
+            fault = json.loads(self.faults.read_text())
+            if fault["rank"] in (None, int(os.environ.get("RANK", "0"))):
+                size = len(layout)
+                if size > fault.get("most_tokens", size):
+                    raise torch.OutOfMemoryError(f"CUDA out of memory. {size} tokens were tried")
+                if "message" in fault:
+                    raise ValueError(fault["message"])
+        return super().states(layout)
+
+
+def set_fault(faults: Path, *, rank: int | None = None, **fault: Any) -> None:
+    """From now on a rank (None: each) fails: above ``most_tokens`` in one pass, or with a ``message``."""
+    scratch = faults.with_suffix(".new")
+    scratch.write_text(json.dumps({"rank": rank, **fault}))
+    scratch.rename(faults)
+
+
+def tiny_policy(directory: Path, faults: Path) -> Callable[[str], PeftPolicy]:
     """What builds a policy whose adapter already changes the model, in float32."""
-    return partial(_load, directory, rank)
+    return partial(_load, str(directory), str(faults))
 
 
-def _load(directory: str, rank: int, device: str) -> PeftPolicy:
-    policy = PeftPolicy.load(directory, LoRAConfig(rank=rank, alpha=2 * rank), dtype="float32", device=device)
+def _load(directory: str, faults: str, device: str) -> PeftPolicy:
+    policy = FaultyPolicy.load(directory, LORA, dtype="float32", device=device)
+    policy.faults = Path(faults)  # type: ignore[attr-defined]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():
