@@ -204,17 +204,35 @@ def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Recor
         most = max(concurrency for concurrency, _, _ in sizes.plan)
         passed_on = stack.enter_context(gateways(server, most))
         throughput(server, passed_on, load, sizes, record, console)
-        if server.engine is not None and sizes.publishes:
-            console.print("publishing while 64 requests run")
-            busy = Job(server.url, server.models["adapter"], "packed", 64, 6, sizes.tokens)
-            acts = serving_acts.publishing(server, load, busy, sizes.publishes, directory, runner)
-            record.note(publishing=acts)
-            if log := server.engine.log_path:
-                record.note(log_tail=log.read_text(errors="replace").splitlines()[-20:])
-        if server.engine is not None and sizes.sleeps:
-            record.note(sleeping=serving_acts.sleeping(server, sizes.sleeps))
+        if server.engine is not None:
+            acts(server, load, sizes, record, directory, runner, console)
         record.note(seconds=time.perf_counter() - started)
     return record
+
+
+def acts(
+    server: Server,
+    load: Load,
+    sizes: Sizes,
+    record: Record,
+    directory: Path,
+    runner: asyncio.Runner,
+    console: Console,
+) -> None:
+    """New versions and sleep; one that fails is noted, and the rest is measured all the same."""
+    busy = min(64, max(concurrency for concurrency, _, _ in sizes.plan))
+    job = Job(server.url, server.models["adapter"], "packed", busy, 6, sizes.tokens)
+    todo: dict[str, Any] = {
+        "publishing": lambda: serving_acts.publishing(server, load, job, sizes.publishes, directory, runner),
+        "sleeping": lambda: serving_acts.sleeping(server, sizes.sleeps),
+    }
+    for name, act in todo.items():
+        try:
+            found = act()
+        except Exception as failed:
+            found = {"failed": f"{type(failed).__name__}: {failed}"}
+        record.note(**{name: found})
+        console.print(f"{name}: {found}", markup=False)
 
 
 def profile(server: Server, load: Load, sizes: Sizes, profiling: Profiling, console: Console) -> None:

@@ -200,7 +200,8 @@ class _Client:
         for number in numbers:
             at, clock = time.time(), time.perf_counter()
             try:
-                self.tokens += await self._ask(request_body(self._job, number))
+                sampled = await self._ask(request_body(self._job, number))
+                self.tokens += sampled
                 self.requests.append((at, time.perf_counter() - clock))
             except Exception as failed:
                 self.failed += 1
