@@ -123,6 +123,21 @@ class ReplayConfig(Settings):
     )
 
 
+class RetentionConfig(Settings):
+    """Which checkpoints stay on disk. Those of versions that are served always do."""
+
+    last: int = Field(
+        default=3, ge=2, description="newest ones; the current version and the one before are served"
+    )
+    best: int = Field(default=0, ge=0, description="those whose rollouts had the highest metric")
+    metric: str = Field(
+        default="reward_mean", description="what 'best' compares; a name of TrainReport.metrics"
+    )
+    every: int | None = Field(
+        default=None, ge=1, description="also each version whose number this divides; None: no others"
+    )
+
+
 class TrainConfig(Settings):
     """How one call of ``train`` turns groups into an update."""
 
@@ -335,6 +350,11 @@ class EngineConfig(Settings):
         description="vLLM: it sleeps while the trainer trains on the same GPU, so that each has the whole "
         "GPU in its turn; False: both stay, the trainer in what gpu_memory_utilization leaves",
     )
+    publish: Literal["adapter", "merged"] = Field(
+        default="adapter",
+        description="vLLM: versions are adapters beside the base model, several at a time, or (merged) full "
+        "weights that take the place of the version before: no cost per token, one at a time",
+    )
     prefix_cache_tokens: int = Field(
         default=65536, ge=0, description="embedded: tokens kept in the prefix cache"
     )
@@ -365,12 +385,12 @@ class EngineConfig(Settings):
     )
     tool_call_parser: str | None = Field(
         default="auto",
-        description="vLLM: what reads tool calls out of answers; auto: by model; None: requests with tools "
-        "are refused",
+        description="what reads tool calls out of answers; auto: by model (embedded: always hermes); None: "
+        "requests with tools are refused",
     )
     reasoning_parser: str | None = Field(
         default="auto",
-        description="vLLM: what splits reasoning from content; auto: by model; None: it stays in the content",
+        description="what splits reasoning from content; auto: by model; None: it stays in the content",
     )
     start_timeout: float = Field(default=600.0, gt=0, description="seconds until a server must answer")
     hang_timeout: float = Field(
@@ -398,6 +418,10 @@ class EngineConfig(Settings):
             raise ValueError("base_url and kind='external' belong together: give both or neither")
         if self.api_key is not None and not self.base_urls:
             raise ValueError("api_key is for kind='external'; servers of ours ask for none")
+        if self.publish == "merged" and self.kind in ("embedded", "external"):
+            raise ValueError(
+                f"publish='merged' with kind={self.kind!r}: only a vLLM that is started here reads new weights"
+            )
         if self.replicas > 1 and self.kind in ("embedded", "external"):
             raise ValueError(
                 f"replicas={self.replicas} with kind={self.kind!r}: replicas are vLLM servers that are "

@@ -27,6 +27,7 @@ from art_core.sync import run_sync
 from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from art_core.training.knobs import Knobs
     from art_core.training.report import TrainReport
 
 
@@ -166,6 +167,40 @@ class TrainableModel:
     def serve(self, version: int) -> PinnedEndpoint:
         """Serve an earlier version beside the current one; see `aserve`."""
         return run_sync(lambda: self.aserve(version))
+
+    # -- turning it while it runs --------------------------------------------------------------------
+
+    @property
+    def knobs(self) -> "Knobs":
+        """Settings as they were turned while the run goes on; what is None is as configured."""
+        return self._registered.knobs
+
+    @property
+    def temperature(self) -> float | None:
+        """For calls whose chat model names no temperature of its own; None: the server's default."""
+        return self._registered.knobs.temperature
+
+    def turn(self, **values: float | None) -> None:
+        """Turn knobs while a run goes on, as in ``model.turn(learning_rate=3e-5, temperature=0.8)``.
+
+        They hold from the next call of `train` (temperature: from the next call of a chat model), are kept in
+        ``knobs.json`` beside the checkpoints, which can be edited as well, and each change is an event.
+
+        Args:
+            **values: see `art_core.training.knobs.Knobs`; None goes back to what was configured.
+
+        Raises:
+            ConfigError: there is no such knob, or it does not go there. Nothing is changed.
+        """
+        self._registered.turn(**values)
+
+    async def aresume_training(self) -> None:
+        """Train on, at the configured learning rate, after a guardrail stopped the training."""
+        await self._registered.aresume_training()
+
+    def resume_training(self) -> None:
+        """Train on after a guardrail's stop; see `aresume_training`."""
+        run_sync(self.aresume_training)
 
     # -- trajectories ------------------------------------------------------------------------------
 

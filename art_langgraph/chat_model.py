@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field, SkipValidation
 from art_core.capture import Call, failed_step, steps_from
 from art_core.errors import ArtError, CaptureError, ConfigError, RolloutTooLongError
 from art_core.inference.availability import availability_of
-from art_core.inference.endpoint import PolicyEndpoint, served_name
+from art_core.inference.endpoint import PolicyEndpoint, served_name, temperature_of
 from art_core.recording import ROLLOUT_HEADER, Rollout
 from art_core.tap import (
     UNFINISHED,
@@ -171,6 +171,7 @@ class ChatART(ChatOpenAI):
             )
             asked = {
                 **self._seed(rollout, kwargs),
+                **self._temperature(kwargs),
                 **kwargs,
                 "extra_headers": {**(kwargs.get("extra_headers") or {}), **exchange.headers, **place},
             }
@@ -191,6 +192,13 @@ class ChatART(ChatOpenAI):
                 )
                 if rollout is not None and exchange.attempts > 1:
                     rollout.count_fault("retried_requests")
+
+    def _temperature(self, kwargs: dict[str, Any]) -> dict[str, float]:
+        """What the model's temperature knob was turned to, unless the user chose one."""
+        if self.temperature is not None or "temperature" in kwargs:
+            return {}
+        turned = temperature_of(self.endpoint)
+        return {} if turned is None else {"temperature": turned}
 
     def _seed(self, rollout: Rollout | None, kwargs: dict[str, Any]) -> dict[str, int]:
         """The rollout's seed for this call, unless the user chose one."""

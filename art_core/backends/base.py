@@ -12,6 +12,7 @@ from art_core.config import TrainableModelConfig
 from art_core.inference.endpoint import PolicyEndpoint
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.selection import Train
+from art_core.training.knobs import Knobs
 from art_core.types import Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -47,6 +48,23 @@ class Registration(Protocol):
             CheckpointError: its adapter is not on disk any more.
             EngineError: the engine refuses it.
         """
+        ...
+
+    @property
+    def knobs(self) -> Knobs:
+        """Settings as they were turned while the run goes on."""
+        ...
+
+    def turn(self, **values: float | None) -> None:
+        """Turn knobs, from the next call of `atrain` on.
+
+        Raises:
+            ConfigError: there is no such knob, or it does not go there.
+        """
+        ...
+
+    async def aresume_training(self) -> None:
+        """Train on after a guardrail's stop."""
         ...
 
     def trajectory(self, trajectory_id: str) -> Trajectory:

@@ -10,16 +10,18 @@ one directory per version with the adapter and the optimizer.
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_core.backends.feed import Feed
 from art_core.backends.serving import SERVED_VERSIONS, Serving, write_base_adapter
-from art_core.config import EngineConfig, ParallelConfig, TrainableModelConfig
+from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.devices import replica_configs
@@ -31,6 +33,8 @@ from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
+from art_core.sync import run_sync
+from art_core.training.knobs import KnobBoard, Knobs, Turned
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -49,7 +53,7 @@ class LocalBackend:
         root: directory of the record and the checkpoints.
         engine: how to serve, in full; or give its settings as keywords (`EngineConfig` documents each).
         parallel: train in processes of their own, one or several, each with a GPU; None: in this one.
-        keep_checkpoints: how many of the newest checkpoints stay on disk.
+        keep_checkpoints: which checkpoints stay on disk: that many of the newest, or a `RetentionConfig`.
     """
 
     def __init__(
@@ -58,21 +62,62 @@ class LocalBackend:
         root: Path | str = ".art",
         engine: EngineConfig | None = None,
         parallel: ParallelConfig | None = None,
-        keep_checkpoints: int = 3,
+        keep_checkpoints: int | RetentionConfig = 3,
         **settings: Any,
     ) -> None:
         if engine is not None and settings:
             raise ConfigError(
                 f"give engine=EngineConfig(...) or keywords, not both (got {', '.join(settings)})"
             )
-        if keep_checkpoints < SERVED_VERSIONS:
+        if isinstance(keep_checkpoints, int) and keep_checkpoints < SERVED_VERSIONS:
             raise ConfigError(
                 f"keep_checkpoints={keep_checkpoints}: at least {SERVED_VERSIONS}, the served ones"
             )
         self.root = Path(root)
         self.engine_config = engine or EngineConfig(**settings)
         self.parallel = parallel
-        self.keep_checkpoints = keep_checkpoints
+        self.keep_checkpoints = (
+            RetentionConfig(last=keep_checkpoints) if isinstance(keep_checkpoints, int) else keep_checkpoints
+        )
+
+    async def afork(self, project: str, source: str, name: str, *, version: int | None = None) -> int:
+        """Let a model begin where another one is, or was; the other one is not touched.
+
+        Register a `TrainableModel` of the new name afterwards: it goes on from there.
+
+        Args:
+            project: of both models.
+            source: the model to begin from.
+            name: of the new one.
+            version: which checkpoint of the source; None: the newest.
+
+        Returns:
+            The version that the new model begins with.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or the new model has checkpoints already.
+        """
+        from art_core.training import checkpoints
+
+        kept = {
+            checkpoints.number_of(p): p
+            for p in checkpoints.list_checkpoints(self._directory(project, source))
+        }
+        chosen = max(kept, default=None) if version is None else version
+        if chosen is None or chosen not in kept:
+            raise CheckpointError(
+                f"{source!r} has no checkpoint of version {chosen}; there are "
+                f"{', '.join(map(str, sorted(kept))) or 'none'} in {self._directory(project, source)}"
+            )
+        await asyncio.to_thread(checkpoints.fork, kept[chosen], self._directory(project, name))
+        return chosen
+
+    def fork(self, project: str, source: str, name: str, *, version: int | None = None) -> int:
+        """Let a model begin where another one is; see `afork`."""
+        return run_sync(lambda: self.afork(project, source, name, version=version))
+
+    def _directory(self, project: str, name: str) -> Path:
+        return self.root / project / name / "checkpoints"
 
     async def aregister(self, config: TrainableModelConfig) -> "LocalRegistration":
         """Load and serve a model.
@@ -97,7 +142,7 @@ class LocalBackend:
                 store=store,
                 trainer=trainer,
                 engine=make_engine(policy, config, self.engine_config, self.root),
-                directory=self.root / config.project / config.name / "checkpoints",
+                directory=self._directory(config.project, config.name),
                 keep_checkpoints=self.keep_checkpoints,
             )
             await registration.astart()
@@ -230,7 +275,7 @@ class LocalRegistration:
         trainer: "Trainer | TrainerProcesses",
         engine: Engine,
         directory: Path,
-        keep_checkpoints: int,
+        keep_checkpoints: RetentionConfig,
     ) -> None:
         self.config = config
         self.store = store
@@ -238,9 +283,18 @@ class LocalRegistration:
         self.api_key = "none"
         self._trainer = trainer
         self._directory = directory
+        self._scores: dict[int, float] = {}
+        self._metric = keep_checkpoints.metric
         self._serving = Serving(
-            config.name, engine, directory, keep_checkpoints, base_adapter=self._base_adapter()
+            config.name,
+            engine,
+            directory,
+            keep_checkpoints,
+            base_adapter=self._base_adapter(),
+            scores=self._scores,
         )
+        self._feed = Feed(seed=config.seed)
+        self._board = KnobBoard(directory.parent, config.train_config)
         self._training = asyncio.Lock()
         self._monitor = ServingMonitor(())
         self._run = store.begin_run(config.name, config.model_dump(mode="json"))
@@ -325,11 +379,13 @@ class LocalRegistration:
         """Restore the last checkpoint, if there is one, and serve."""
         from art_core.training import checkpoints
 
+        self._directory.mkdir(parents=True, exist_ok=True)  # beside it, knobs can be turned from now on
         last = checkpoints.latest(self._directory)
         version, adapter = PolicyVersion(self.name, 0), None
         if last is not None:
             checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
             version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.adapter_dir
+            self._remember(checkpoint.state)
             logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
         try:
@@ -359,14 +415,26 @@ class LocalRegistration:
         """One call of the trainer per batch, then publish what came out."""
         from art_core.training.report import merge_reports
 
-        for batch in batches:
-            for group in batch:
-                self.store.save_group(group, run_id=self._run)
-        return await self._learn(
-            lambda: merge_reports(
-                [self._trainer.train(batch, train=train, imitate=imitate) for batch in batches]
+        kept = [
+            [replace(g, id=self.store.save_group(g, run_id=self._run)) for g in batch] for batch in batches
+        ]
+
+        def learn() -> "TrainReport":
+            version, config = self.current_version().number, self._board.config
+            served = self._feed.serve(kept, version, config)
+            report = merge_reports(
+                [self._trainer.train(batch, train=train, imitate=imitate) for batch in served.batches]
             )
-        )
+            self._feed.keep(kept, version, config)
+            if (score := report.metrics.get(self._metric)) is not None:
+                self._scores[version] = score
+            return replace(
+                report,
+                metrics={**report.metrics, **served.metrics},
+                left_out=Counter(report.left_out) + served.left_out,
+            )
+
+        return await self._learn(learn)
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish what came out."""
@@ -374,10 +442,11 @@ class LocalRegistration:
 
     async def _learn(self, train: "Callable[[], TrainReport]") -> "TrainReport":
         async with self._training:
+            self._note(self._board.read())
             served = await asyncio.to_thread(self._monitor.window)
             await self.engine.pause()
             try:
-                report = await asyncio.to_thread(train)
+                report = await asyncio.to_thread(self._as_turned, train)
                 for event in report.events:
                     self.store.add_event(self._run, event.kind, event.message, asdict(event))
                 if report.updated:
@@ -388,15 +457,49 @@ class LocalRegistration:
             self.store.log_metrics(self._run, self.current_version().number, {**report.metrics, **served})
             return report
 
+    def _as_turned(self, train: "Callable[[], TrainReport]") -> "TrainReport":
+        if self._trainer.config != self._board.config:
+            self._trainer.set_config(self._board.config)
+        return train()
+
     async def _publish(self) -> None:
         from art_core.training import checkpoints
 
         version = self._serving.next_version()
+        state = {"replay": self._feed.state(), "scores": {str(n): s for n, s in self._scores.items()}}
         checkpoint = await asyncio.to_thread(
-            checkpoints.save, self._directory, self._trainer, version=version.number
+            checkpoints.save, self._directory, self._trainer, version=version.number, state=state
         )
         await self._serving.publish(version, checkpoint.adapter_dir)
         self.store.add_version(version, checkpoint.adapter_dir, run_id=self._run)
+
+    def _remember(self, state: Mapping[str, Any]) -> None:
+        """Go on from what a checkpoint kept for us."""
+        self._scores.update({int(n): score for n, score in state["scores"].items()})
+        self._board.read()
+        self._feed.restore(state["replay"], self.store.group, self._board.config)
+
+    # -- turning it while it runs --------------------------------------------------------------------
+
+    @property
+    def knobs(self) -> Knobs:
+        """Settings as they were turned; what is None is as configured."""
+        return self._board.knobs
+
+    def turn(self, **values: float | None) -> None:
+        """Turn knobs, from the next call of ``train`` on; see `TrainableModel.turn`."""
+        self._note(self._board.turn(**values))
+
+    def _note(self, turned: Sequence[Turned]) -> None:
+        for change in turned:
+            logger.info(change.message)
+            self.store.add_event(self._run, change.kind, change.message, asdict(change))
+
+    async def aresume_training(self) -> None:
+        """Train on after a guardrail's stop; see `TrainableModel.aresume_training`."""
+        async with self._training:
+            await asyncio.to_thread(self._trainer.resume)
+            self.store.add_event(self._run, "training_resumed", "training goes on after a stop", {})
 
     async def asave_adapter(self, directory: Path) -> None:
         """Write the adapter in training as a PEFT directory.

@@ -10,10 +10,11 @@ it for as long as somebody wants it.
 import asyncio
 import logging
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
+from art_core.config import RetentionConfig
 from art_core.errors import CheckpointError, EngineError
 from art_core.inference.endpoint import VersionLeases
 from art_core.inference.engine import Engine
@@ -32,9 +33,10 @@ class Serving:
         model: the policy's name.
         engine: who serves it.
         directory: of its checkpoints.
-        keep: how many of the newest checkpoints stay on disk.
+        keep: which checkpoints stay on disk.
         base_adapter: writes an adapter that changes nothing, for an engine to which the base model is an
             adapter like others; None where version 0 is the base model itself.
+        scores: what the best checkpoints are kept by, by version; looked at when checkpoints are deleted.
     """
 
     def __init__(
@@ -42,9 +44,10 @@ class Serving:
         model: str,
         engine: Engine,
         directory: Path,
-        keep: int,
+        keep: RetentionConfig,
         *,
         base_adapter: Callable[[], Path] | None = None,
+        scores: Mapping[int, float] | None = None,
     ) -> None:
         self.current = PolicyVersion(model, 0)
         self._model = model
@@ -52,6 +55,7 @@ class Serving:
         self._directory = directory
         self._keep = keep
         self._base_adapter = base_adapter
+        self._scores = scores
         self._leases = VersionLeases()
         self._served: list[PolicyVersion] = []
         self._changing = asyncio.Lock()
@@ -121,13 +125,14 @@ class Serving:
     def _prune(self) -> None:
         from art_core.training import checkpoints
 
-        checkpoints.prune(self._directory, self._keep, {version.number for version in self._served})
+        served = {version.number for version in self._served}
+        checkpoints.prune(self._directory, self._keep, served, self._scores)
 
     def _checkpoints(self) -> dict[int, Path]:
         from art_core.training import checkpoints
 
         found = checkpoints.list_checkpoints(self._directory)
-        return {int(path.name.removeprefix(checkpoints.PREFIX)): path for path in found}
+        return {checkpoints.number_of(path): path for path in found}
 
     def _adapter_of(self, version: PolicyVersion) -> Path | None:
         from art_core.training import checkpoints
@@ -138,7 +143,7 @@ class Serving:
         if version.number not in kept:
             raise CheckpointError(
                 f"{version} is not on disk; there are {', '.join(map(str, sorted(kept))) or 'none'} in "
-                f"{self._directory} (LocalBackend.keep_checkpoints={self._keep} newest ones are kept)"
+                f"{self._directory} (LocalBackend(keep_checkpoints=...) says which are kept)"
             )
         return kept[version.number] / checkpoints.ADAPTER
 

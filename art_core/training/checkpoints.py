@@ -4,7 +4,7 @@ Invariant: a directory named ``checkpoint-<version>`` is complete, or does not e
 it makes the same updates as one that was never interrupted, bit for bit on a CPU.
 
 A checkpoint is written to a temporary directory, synced and renamed. Its manifest
-(``checkpoint.json``) holds the checksum of every other file::
+(``checkpoint.json``) holds size and checksum of every other file, and its own checksum::
 
     checkpoint-00000012/
         adapter/            an ordinary PEFT directory
@@ -28,9 +28,10 @@ import numpy as np
 import torch
 
 from art_core.config import LoRAConfig
+from art_core.config import RetentionConfig
 from art_core.errors import CheckpointError
 
-FORMAT = 1
+FORMAT = 2
 PREFIX = "checkpoint-"
 MANIFEST = "checkpoint.json"
 ADAPTER = "adapter"
@@ -150,7 +151,7 @@ def load(directory: Path, trainer: Resumable) -> Checkpoint:
         CheckpointError: the checkpoint is missing, incomplete, damaged, of a newer format, or of another
             base model or LoRA. The trainer is then as it was.
     """
-    manifest = _verified(directory)
+    manifest = verify(directory)
     _check_fits(directory, manifest, trainer)
     path = directory / TRAINING_STATE
     try:
@@ -166,7 +167,7 @@ def load(directory: Path, trainer: Resumable) -> Checkpoint:
 def list_checkpoints(root: Path) -> list[Path]:
     """Complete checkpoints under ``root``, oldest first."""
     found = [p for p in root.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdecimal() and p.is_dir()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix(PREFIX)))
+    return sorted(found, key=number_of)
 
 
 def latest(root: Path) -> Path | None:
@@ -175,17 +176,70 @@ def latest(root: Path) -> Path | None:
     return found[-1] if found else None
 
 
-def prune(root: Path, keep: int, versions: Collection[int] = ()) -> list[Path]:
-    """Delete all but the newest ``keep`` checkpoints and those of ``versions``; returns what is gone."""
-    gone = [
-        p for p in list_checkpoints(root)[: -keep or None] if int(p.name.removeprefix(PREFIX)) not in versions
-    ]
+def number_of(directory: Path) -> int:
+    """The policy version that a checkpoint's directory holds, by its name."""
+    return int(directory.name.removeprefix(PREFIX))
+
+
+def prune(
+    root: Path,
+    retention: RetentionConfig,
+    versions: Collection[int] = (),
+    scores: Mapping[int, float] | None = None,
+) -> list[Path]:
+    """Delete the checkpoints that nothing says to keep; returns what is gone.
+
+    Args:
+        root: directory of a run's checkpoints.
+        retention: which ones stay.
+        versions: numbers of others that stay, since they are served.
+        scores: ``retention.metric`` of versions whose rollouts are known.
+    """
+    found = list_checkpoints(root)
+    there = {number_of(p) for p in found}
+    known = {n: score for n, score in (scores or {}).items() if n in there}
+    best = sorted(known, key=lambda n: (known[n], n), reverse=True)[: retention.best]
+    kept = {*versions, *best, *map(number_of, found[-retention.last :])}
+    if retention.every is not None:
+        kept |= {n for n in there if n % retention.every == 0}
+    gone = [p for p in found if number_of(p) not in kept]
     for directory in gone:
         # Renamed first: a directory that is half deleted must not look like a checkpoint.
         doomed = directory.with_name(f"{_WRITING}{os.getpid()}-{directory.name}")
         directory.rename(doomed)
         shutil.rmtree(doomed)
     return gone
+
+
+def fork(directory: Path, root: Path) -> Path:
+    """Copy a checkpoint to where another run's are, for that run to go on from it; returns the copy.
+
+    Args:
+        directory: what `save` wrote.
+        root: directory of the other run's checkpoints; made when missing.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, the other run has checkpoints already, or the disk
+            refuses.
+    """
+    verify(directory)
+    if others := list_checkpoints(root):
+        raise CheckpointError(
+            f"{root} has checkpoints already, up to {others[-1].name}; fork under another name"
+        )
+    target = root / directory.name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(root)
+        scratch = Path(tempfile.mkdtemp(prefix=f"{_WRITING}{os.getpid()}-", dir=root))
+        shutil.copytree(directory, scratch, dirs_exist_ok=True)
+        for path in scratch.rglob("*"):
+            _sync(path)
+        scratch.rename(target)
+        _sync(root)
+    except OSError as refused:
+        raise CheckpointError(f"cannot copy {directory} to {target}: {refused}") from refused
+    return target
 
 
 def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, Any]) -> None:
@@ -202,16 +256,24 @@ def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, 
         "base_model": trainer.policy.base_model,
         "base_fingerprint": trainer.policy.base_fingerprint(),
         "lora": trainer.policy.lora.model_dump(mode="json"),
-        "checksums": {p.relative_to(scratch).as_posix(): _checksum(p) for p in files},
+        "files": {
+            p.relative_to(scratch).as_posix(): {"bytes": p.stat().st_size, "sha256": _checksum(p)}
+            for p in files
+        },
     }
+    manifest["sha256"] = _digest(manifest)
     (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
     for path in scratch.rglob("*"):
         _sync(path)
     _sync(scratch)
 
 
-def _verified(directory: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint whose files are all as they were written."""
+def verify(directory: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint whose files, sizes and checksums are all as they were written.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, incomplete, damaged or of another format.
+    """
     path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_text())
@@ -222,17 +284,28 @@ def _verified(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format {written}, this version reads {FORMAT}; use the version that wrote it"
         )
-    for name, expected in manifest["checksums"].items():
+    if manifest.pop("sha256", None) != _digest(manifest):
+        raise CheckpointError(f"{path} is damaged: it is not what was written; use an earlier checkpoint")
+    for name, expected in manifest["files"].items():
         file = directory / name
         if not file.is_file():
             raise CheckpointError(f"{file} is missing: the checkpoint is incomplete; use an earlier one")
-        found = _checksum(file)
-        if found != expected:
+        if (size := file.stat().st_size) != expected["bytes"]:
             raise CheckpointError(
-                f"{file} is damaged: its sha256 is {found[:12]}..., {expected[:12]}... was written; use an "
-                "earlier checkpoint"
+                f"{file} is damaged: it has {size} bytes, {expected['bytes']} were written; use an earlier "
+                "checkpoint"
+            )
+        if (found := _checksum(file)) != expected["sha256"]:
+            raise CheckpointError(
+                f"{file} is damaged: its sha256 is {found[:12]}..., {expected['sha256'][:12]}... was written; "
+                "use an earlier checkpoint"
             )
     return manifest
+
+
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """Checksum of a manifest's content, however it is laid out."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def _check_fits(directory: Path, manifest: Mapping[str, Any], trainer: Resumable) -> None:

@@ -46,18 +46,19 @@ def step(
     namespace: str = "",
     attempt: int = 1,
     untrainable: str | None = None,
+    version: int = 0,
 ) -> Step:
-    """A step of the policy ``m@0``."""
+    """A step of a version of the policy ``m``."""
     given = tuple(logprobs) if logprobs is not None else (-1.0,) * len(completion)
     return Step(
         id=name,
         rollout_id="",
         messages=(),
-        model="m@0",
+        model=f"m@{version}",
         started_at=0.0,
         duration=0.0,
         tokens=StepTokens(tuple(prompt), tuple(completion), given),
-        policy=PolicyVersion("m", 0),
+        policy=PolicyVersion("m", version),
         identity=StepIdentity(node=node, namespace=namespace, attempt=attempt),
         untrainable=untrainable,
     )

@@ -187,8 +187,44 @@ def test_a_newer_format_is_refused(model: Path, tmp_path: Path):
     directory = checkpoints.save(tmp_path, new_trainer(model), version=1).directory
     manifest = json.loads((directory / "checkpoint.json").read_text())
     (directory / "checkpoint.json").write_text(json.dumps({**manifest, "format": 99}))
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1"):
+    with pytest.raises(CheckpointError, match="format 99, this version reads 2"):
         checkpoints.load(directory, new_trainer(model))
+
+
+def test_a_manifest_that_is_not_what_was_written_is_refused(model: Path, tmp_path: Path):
+    directory = checkpoints.save(tmp_path, new_trainer(model), version=1).directory
+    manifest = json.loads((directory / "checkpoint.json").read_text())
+    (directory / "checkpoint.json").write_text(json.dumps({**manifest, "version": 3}))
+    with pytest.raises(CheckpointError, match=r"checkpoint\.json is damaged"):
+        checkpoints.load(directory, new_trainer(model))
+
+
+def test_a_file_of_another_size_is_refused_by_its_size(model: Path, tmp_path: Path):
+    directory = checkpoints.save(tmp_path, new_trainer(model), version=1).directory
+    with (directory / "training.pt").open("ab") as out:
+        out.write(b"x")
+    with pytest.raises(CheckpointError, match=r"training\.pt is damaged: it has \d+ bytes"):
+        checkpoints.load(directory, new_trainer(model))
+
+
+def test_a_fork_is_a_run_of_its_own_that_goes_on_from_the_same_place(model: Path, tmp_path: Path):
+    seed_everything(1)
+    trainer = new_trainer(model)
+    steps(trainer, 1)
+    saved = checkpoints.save(tmp_path / "a", trainer, version=1, state={"next": 7})
+    copy = checkpoints.fork(saved.directory, tmp_path / "b")
+    steps(trainer, 1)
+    other = new_trainer(model, seed=5)
+    loaded = checkpoints.load(copy, other)
+    assert (loaded.version, loaded.state) == (1, {"next": 7})
+    steps(other, 1)
+    assert same(weights(other.policy), weights(trainer.policy))
+    with pytest.raises(CheckpointError, match="has checkpoints already"):
+        checkpoints.fork(saved.directory, tmp_path / "b")
+    (saved.directory / "training.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="damaged"):
+        checkpoints.fork(saved.directory, tmp_path / "c")
+    assert checkpoints.list_checkpoints(tmp_path / "c") == []
 
 
 def test_a_version_is_written_once_and_its_state_must_be_json(model: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from art_core.config import RetentionConfig
 from art_core.training.checkpoints import list_checkpoints, prune
 from art_core.training.guardrails import TrainEvent
 from art_core.training.report import TrainReport, merge_reports
@@ -51,11 +52,23 @@ def test_nothing_cannot_be_merged() -> None:
         merge_reports([])
 
 
-def test_the_newest_checkpoints_and_the_served_ones_stay(tmp_path: Path) -> None:
-    made = [tmp_path / f"checkpoint-{number:08d}" for number in range(1, 7)]
-    for directory in made:
+@pytest.mark.parametrize(
+    ("retention", "kept"),
+    [
+        (RetentionConfig(last=2), [3, 5, 6]),
+        (RetentionConfig(last=9), [1, 2, 3, 4, 5, 6]),
+        (RetentionConfig(last=2, best=2), [1, 3, 4, 5, 6]),
+        (RetentionConfig(last=2, every=2), [2, 3, 4, 5, 6]),
+    ],
+)
+def test_newest_best_regular_and_served_checkpoints_stay(
+    tmp_path: Path, retention: RetentionConfig, kept: list[int]
+) -> None:
+    made = {number: tmp_path / f"checkpoint-{number:08d}" for number in range(1, 7)}
+    for directory in made.values():
         (directory / "adapter").mkdir(parents=True)
-    assert prune(tmp_path, 2, {3}) == [made[0], made[1], made[3]]
-    assert list_checkpoints(tmp_path) == [made[2], made[4], made[5]]
-    assert sorted(tmp_path.iterdir()) == [made[2], made[4], made[5]]
-    assert prune(tmp_path, 9) == []
+    scores = {1: 0.9, 2: 0.1, 4: 0.8, 5: 0.7, 77: 1.0}
+    gone = prune(tmp_path, retention, {3}, scores)
+    assert gone == [path for number, path in made.items() if number not in kept]
+    assert list_checkpoints(tmp_path) == [made[number] for number in kept]
+    assert sorted(tmp_path.iterdir()) == [made[number] for number in kept]

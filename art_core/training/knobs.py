@@ -1,0 +1,158 @@
+"""Knobs: settings that can be turned while a run goes on, by a program or by editing a file.
+
+Invariant: a value that cannot be used is refused with its name and changes nothing; every change is told of,
+with what it was before; what a run was turned to is in its file, so that a resumed run goes on with it.
+
+The file is JSON beside the checkpoints, such as ``{"learning_rate": 3e-5, "temperature": 0.8}``. It is read
+before each call of ``train``; a missing knob, or null, stands for the configured value.
+"""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from art_core.config import Settings, TrainConfig
+from art_core.errors import ConfigError
+
+FILE = "knobs.json"
+
+
+class Knobs(Settings):
+    """What can be turned. None: as configured."""
+
+    learning_rate: float | None = Field(default=None, gt=0, description="AdamW's peak learning rate")
+    kl_coef: float | None = Field(default=None, ge=0, description="weight of KL to the base model")
+    kl_target: float | None = Field(default=None, gt=0, description="KL to the base model that kl_coef seeks")
+    entropy_coef: float | None = Field(default=None, ge=0, description="weight of the entropy bonus")
+    entropy_target: float | None = Field(default=None, gt=0, description="entropy that the bonus seeks")
+    clip_low: float | None = Field(
+        default=None, gt=0, lt=1, description="ratio is clipped below 1 - clip_low"
+    )
+    clip_high: float | None = Field(default=None, gt=0, description="ratio is clipped above 1 + clip_high")
+    temperature: float | None = Field(
+        default=None, ge=0, le=2, description="of calls whose chat model names no temperature of its own"
+    )
+
+    def applied(self, config: TrainConfig) -> TrainConfig:
+        """A configuration with the knobs' values.
+
+        Raises:
+            ConfigError: the values contradict each other or the configuration.
+        """
+        names = self.model_fields_set & set(TrainConfig.model_fields)
+        turned = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
+        return config.replace(**turned) if turned else config
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A knob that was turned, or a file that could not be used.
+
+    Attributes:
+        kind: ``knob_turned`` or ``knobs_refused``.
+        message: what changed, for a person.
+        name: of the knob; empty for a refusal.
+        before: its value; None: as configured.
+        after: its value; None: as configured.
+    """
+
+    kind: str
+    message: str
+    name: str = ""
+    before: float | None = None
+    after: float | None = None
+
+
+class KnobBoard:
+    """The knobs of one model.
+
+    Args:
+        directory: where their file is.
+        config: what they start from.
+    """
+
+    def __init__(self, directory: Path, config: TrainConfig) -> None:
+        self.path = directory / FILE
+        self.knobs = Knobs()
+        self._config = config
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def config(self) -> TrainConfig:
+        """The configuration as the knobs stand."""
+        return self.knobs.applied(self._config)
+
+    def turn(self, **values: float | None) -> list[Turned]:
+        """Turn knobs, and write their file.
+
+        Raises:
+            ConfigError: there is no such knob, or it does not go there. Nothing is changed.
+        """
+        values = {k: getattr(self.knobs, k) for k in self.knobs.model_fields_set} | values
+        knobs = Knobs(**values)
+        knobs.applied(self._config)
+        self._write(knobs)
+        self._seen = self._stamp()
+        return self._take(knobs, "by call")
+
+    def read(self) -> list[Turned]:
+        """Take the file's values, if it has changed; a file that cannot be used is told of once."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return []
+        self._seen = stamp
+        try:
+            knobs = Knobs() if stamp is None else Knobs(**_mapping(self.path))
+            knobs.applied(self._config)
+        except (OSError, ValueError) as unusable:  # ConfigError and JSON's errors are ValueErrors
+            return [Turned("knobs_refused", f"{self.path.name} is ignored: {unusable}")]
+        return self._take(knobs, f"in {self.path.name}")
+
+    def _take(self, knobs: Knobs, how: str) -> list[Turned]:
+        before, self.knobs = self.knobs, knobs
+        changed = [
+            (name, getattr(before, name), getattr(knobs, name))
+            for name in Knobs.model_fields
+            if getattr(before, name) != getattr(knobs, name)
+        ]
+        return [
+            Turned(
+                "knob_turned",
+                f"{name} turned {how}: {_said(old)} to {_said(new)}",
+                name,
+                before=old,
+                after=new,
+            )
+            for name, old, new in changed
+        ]
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def _write(self, knobs: Knobs) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        handle, scratch = tempfile.mkstemp(prefix=f".{FILE}-", dir=self.path.parent)
+        with os.fdopen(handle, "w") as out:
+            json.dump(knobs.model_dump(exclude_none=True), out, indent=2, sort_keys=True)
+        os.replace(scratch, self.path)
+
+
+def _mapping(path: Path) -> Mapping[str, Any]:
+    values = json.loads(path.read_text())
+    if not isinstance(values, dict):
+        raise ConfigError(f"expected a JSON object of knobs, found {type(values).__name__}")
+    return values
+
+
+def _said(value: float | None) -> str:
+    return "as configured" if value is None else f"{value:g}"

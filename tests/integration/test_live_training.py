@@ -1,0 +1,188 @@
+"""What changes while a run goes on: knobs, replay, staleness, guardrails, forks; with a tiny model."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.tiny import tiny_model
+from helpers.training import same, weights
+
+from art_core import LocalBackend, TrainableModel, TrainConfig
+from art_core.config import GuardrailConfig, ReplayConfig, RetentionConfig
+from art_core.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingStoppedError
+from art_core.store import Event
+from art_langgraph import ChatART
+
+ASK = [{"role": "user", "content": "answer yes or no"}]
+TRAIN = TrainConfig(
+    learning_rate=1e-2,
+    replay=ReplayConfig(groups=1),
+    guardrails=GuardrailConfig(max_kl=None, max_norm_growth=None),
+)
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
+
+
+def registered(base_model: str, root: Path, name: str = "agent", **settings: object) -> TrainableModel:
+    keep = settings.pop("keep", 3)
+    options: dict[str, object] = {"train": TRAIN, "lora_rank": 4, **settings}
+    model = TrainableModel(base_model=base_model, project="p", name=name, **options)
+    model.register(LocalBackend(root=root, dtype="float32", max_model_len=256, keep_checkpoints=keep))
+    return model
+
+
+@pytest.fixture
+def model(base_model: str, tmp_path: Path) -> Iterator[TrainableModel]:
+    with registered(base_model, tmp_path) as model:
+        yield model
+
+
+def collect(model: TrainableModel, rewards: tuple[float, ...] = (0.0, 1.0), seed: int = 0) -> None:
+    for i, reward in enumerate(rewards):
+        trajectory = model.start_trajectory()
+        model.chat.completions.create(messages=ASK, max_tokens=2, seed=seed + i)
+        model.end_trajectory(trajectory, reward=reward)
+
+
+def events(model: TrainableModel, kind: str) -> list[Event]:
+    return model._registration.store.events(kind=kind)  # type: ignore[union-attr]
+
+
+def test_a_turned_learning_rate_holds_from_the_next_call_and_is_an_event(model: TrainableModel):
+    collect(model)
+    assert model.train().metrics["learning_rate"] == 1e-2
+    model.turn(learning_rate=5e-3)
+    collect(model)
+    assert model.train().metrics["learning_rate"] == 5e-3
+    (event,) = events(model, "knob_turned")
+    assert (event.data["name"], event.data["before"], event.data["after"]) == ("learning_rate", None, 5e-3)
+    assert model.knobs.learning_rate == 5e-3
+
+
+def test_an_edited_file_turns_knobs_and_one_that_cannot_be_used_is_an_event(
+    model: TrainableModel, tmp_path: Path
+):
+    file = tmp_path / "p" / "agent" / "knobs.json"
+    file.write_text(json.dumps({"learning_rate": 2e-3}))
+    collect(model)
+    assert model.train().metrics["learning_rate"] == 2e-3
+    file.write_text(json.dumps({"learning_rate": "fast"}))
+    collect(model)
+    assert model.train().metrics["learning_rate"] == 2e-3
+    (refused,) = events(model, "knobs_refused")
+    assert "learning_rate='fast'" in refused.message
+    with pytest.raises(ConfigError, match="lerning_rate"):
+        model.turn(lerning_rate=1.0)
+
+
+async def test_the_temperature_knob_reaches_calls_that_name_none_of_their_own(
+    base_model: str, tmp_path: Path
+):
+    model = TrainableModel(base_model=base_model, project="p", name="agent", lora_rank=4)
+    await model.aregister(LocalBackend(root=tmp_path, dtype="float32", max_model_len=256))
+    async with model:
+        model.turn(temperature=0.0)
+        chat, own = ChatART(model, max_tokens=3), ChatART(model, max_tokens=3, temperature=1.5)
+        trajectory = model.start_trajectory()
+        for _ in range(3):
+            await chat.ainvoke("hello")
+        await own.ainvoke("hello")
+        steps = model.end_trajectory(trajectory, reward=1.0).steps
+    assert [s.sampling.get("temperature") for s in steps] == [0.0, 0.0, 0.0, 1.5]
+    assert len({s.tokens.completion for s in steps[:3] if s.tokens}) == 1
+
+
+def test_an_earlier_group_is_trained_again_also_by_a_run_that_was_resumed(base_model: str, tmp_path: Path):
+    def run(root: Path, *, resumed_after: int | None) -> tuple[list[float], dict[str, object]]:
+        replayed: list[float] = []
+        model = registered(base_model, root)
+        for call in range(4):
+            if call == resumed_after:
+                model.close()
+                model = registered(base_model, root)
+            collect(model, seed=10 * call)
+            replayed.append(model.train().metrics["groups_replayed"])
+        found = weights(model._registration._trainer.policy)  # type: ignore[union-attr]
+        model.close()
+        return replayed, found
+
+    straight, expected = run(tmp_path / "a", resumed_after=None)
+    resumed, found = run(tmp_path / "b", resumed_after=2)
+    assert straight == resumed == [0.0, 1.0, 1.0, 1.0]
+    assert same(found, expected)
+
+
+def test_rollouts_that_are_too_old_are_not_trained(base_model: str, tmp_path: Path):
+    train = TRAIN.replace(max_staleness=1, replay=None)
+    with registered(base_model, tmp_path, train=train) as model:
+        waiting = []
+        for i in range(2):
+            waiting.append(model.start_trajectory("waits"))
+            model.chat.completions.create(messages=ASK, max_tokens=2, seed=i)
+        for _ in range(2):
+            collect(model)
+            assert model.train().metrics["staleness_max"] == 0
+        for i, trajectory in enumerate(waiting):
+            model.end_trajectory(trajectory, reward=float(i))
+        with pytest.raises(NothingToTrainError, match="max_staleness=1"):
+            model.train()
+
+
+def test_a_stopped_training_stays_stopped_after_a_restart_until_somebody_resumes_it(
+    base_model: str, tmp_path: Path
+):
+    # Every second call is "trouble": the least clipping is too much, and two epochs clip.
+    train = TrainConfig(
+        learning_rate=5e-2,
+        epochs=2,
+        clip_low=1e-6,
+        clip_high=1e-6,
+        guardrails=GuardrailConfig(max_kl=None, max_norm_growth=None, max_clip_fraction=1e-6, patience=1),
+    )
+    model = registered(base_model, tmp_path, train=train)
+    kinds: list[str] = []
+    while "training_stopped" not in kinds:
+        collect(model)
+        kinds += [e.kind for e in model.train().events]
+        assert len(kinds) < 10
+    assert kinds.count("learning_rate_lowered") == 4
+    model.close()
+    with registered(base_model, tmp_path, train=train) as model:
+        collect(model)
+        with pytest.raises(TrainingStoppedError, match="clipped"):
+            model.train()
+        model.resume_training()
+        assert model.train().updated
+        assert events(model, "training_stopped")
+        assert events(model, "training_resumed")
+
+
+def test_a_fork_goes_on_from_the_version_that_was_chosen(base_model: str, tmp_path: Path):
+    with registered(base_model, tmp_path, keep=RetentionConfig(last=2, every=1)) as model:
+        for _ in range(3):
+            collect(model)
+            model.train()
+    backend = LocalBackend(root=tmp_path)
+    assert backend.fork("p", "agent", "other", version=1) == 1
+    with registered(base_model, tmp_path, "other") as other:
+        assert other.current_version().name == "other@1"
+        collect(other)
+        other.train()
+        assert other.current_version().name == "other@2"
+    with pytest.raises(CheckpointError, match="no checkpoint of version 9; there are 1, 2, 3"):
+        backend.fork("p", "agent", "third", version=9)
+    with pytest.raises(CheckpointError, match="has checkpoints already"):
+        backend.fork("p", "agent", "other")
+
+
+def test_the_best_checkpoint_by_its_rollouts_stays(base_model: str, tmp_path: Path):
+    with registered(base_model, tmp_path, keep=RetentionConfig(last=2, best=1)) as model:
+        for high in (0.2, 1.0, 0.3, 0.2, 0.1):  # version 1's rollouts are the best ones
+            collect(model, (0.0, high))
+            model.train()
+    kept = sorted((tmp_path / "p" / "agent" / "checkpoints").glob("checkpoint-*"))
+    assert [int(p.name[-2:]) for p in kept] == [1, 4, 5]

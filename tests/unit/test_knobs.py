@@ -1,0 +1,84 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from art_core.config import TrainConfig
+from art_core.errors import ConfigError
+from art_core.training.knobs import FILE, KnobBoard
+
+CONFIG = TrainConfig(learning_rate=1e-4, kl_coef=0.1)
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> KnobBoard:
+    return KnobBoard(tmp_path / "model", CONFIG)
+
+
+def test_a_turned_knob_takes_the_configurations_place_until_it_is_turned_back(board: KnobBoard):
+    assert board.config == CONFIG
+    (turned,) = board.turn(learning_rate=3e-5)
+    assert (turned.kind, turned.name, turned.before, turned.after) == (
+        "knob_turned",
+        "learning_rate",
+        None,
+        3e-5,
+    )
+    assert board.config.learning_rate == 3e-5
+    assert board.config.kl_coef == 0.1
+    board.turn(temperature=0.7)
+    assert board.config.learning_rate == 3e-5
+    (back,) = board.turn(learning_rate=None)
+    assert "3e-05 to as configured" in back.message
+    assert board.config == CONFIG
+
+
+def test_an_edited_file_is_read_once_and_a_removed_one_turns_everything_back(board: KnobBoard):
+    board.path.parent.mkdir()
+    board.path.write_text(json.dumps({"kl_target": 0.05, "temperature": 0.9}))
+    assert [t.name for t in board.read()] == ["kl_target", "temperature"]
+    assert board.read() == []
+    assert board.config.kl_target == 0.05
+    board.path.unlink()
+    assert [t.after for t in board.read()] == [None, None]
+    assert board.config == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "Expecting property name"),
+        ("[1]", "found list"),
+        ('{"learning_rat": 1}', "learning_rat: no such setting"),
+        ('{"learning_rate": -1}', "learning_rate=-1"),
+        ('{"kl_coef": 0, "kl_target": 0.1}', "kl_target"),
+    ],
+)
+def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_of_once(
+    board: KnobBoard, text: str, said: str
+):
+    board.turn(learning_rate=3e-5)
+    board.path.write_text(text + " ")
+    (refused,) = board.read()
+    assert refused.kind == "knobs_refused"
+    assert said in refused.message
+    assert board.knobs.learning_rate == 3e-5
+    assert board.read() == []
+
+
+def test_a_call_that_cannot_be_used_changes_neither_knobs_nor_file(board: KnobBoard):
+    board.turn(learning_rate=3e-5)
+    before = board.path.read_text()
+    with pytest.raises(ConfigError, match="tempratur"):
+        board.turn(tempratur=1.0)
+    with pytest.raises(ConfigError, match="temperature"):
+        board.turn(temperature=-1.0)
+    assert board.path.read_text() == before
+    assert [p.name for p in board.path.parent.iterdir()] == [FILE]
+
+
+def test_another_board_goes_on_with_what_was_turned(board: KnobBoard):
+    board.turn(learning_rate=3e-5, temperature=0.5)
+    resumed = KnobBoard(board.path.parent, CONFIG)
+    assert {t.name for t in resumed.read()} == {"learning_rate", "temperature"}
+    assert resumed.knobs == board.knobs
