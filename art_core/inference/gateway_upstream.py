@@ -7,6 +7,7 @@ further ones wait their turn.
 A call is made again, elsewhere if there is an elsewhere, as long as its client has seen nothing of an answer:
 the connection was refused, closed without an answer, or broken off before the first bytes (the last byte,
 where the answer comes whole). Sampling twice is harmless: an answer that nobody has seen is recorded nowhere.
+A policy's only server that is restarted when it dies is waited for (`art_core.inference.availability`).
 """
 
 import asyncio
@@ -19,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from art_core.errors import ArtError
+from art_core.errors import ArtError, EngineError
+from art_core.inference.availability import ALWAYS, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.inference.gateway_transport import BegunAnswer, ServerAnswer, Transport, is_local
@@ -99,6 +101,8 @@ class Upstream:
         self.repeated: dict[str, int] = dict.fromkeys((r.name for r in router.replicas), 0)
         self._endpoint = endpoint
         self._patience = patience
+        alone = endpoint is not None and len(router.replicas) == 1
+        self._server = availability_of(endpoint) if alone else ALWAYS
         self._slots = asyncio.Semaphore(max_connections)
         self._transport = Transport(
             max_idle=max_connections, local=all(is_local(r.base_url) for r in router.replicas)
@@ -188,6 +192,7 @@ class Upstream:
         failures = 0
         deadline = time.monotonic() + self._patience
         while True:
+            life = await self._life()
             replica = await self._next(version, key, tried, deadline)
             call = AsyncExitStack()
             try:
@@ -198,6 +203,9 @@ class Upstream:
                 await call.aclose()
                 refused = down.kind in ("connect", "connect_timeout")
                 failures += not refused
+                if failures < ATTEMPTS and await self._came_back(life):
+                    self.repeated[replica.name] += 1
+                    continue
                 tried.append(replica)
                 self.router.suspect(replica, str(down))
                 if failures >= ATTEMPTS or not self._goes_on(tried, deadline):
@@ -208,8 +216,37 @@ class Upstream:
                 await call.aclose()
                 raise
             else:
+                failures += answer.status == 404
+                if answer.status == 404 and failures < ATTEMPTS and await self._came_back(life):
+                    await call.aclose()  # it had lost the version, and has it again
+                    continue
+                if answer.status == 404 and failures < ATTEMPTS and self._should_serve(replica, version):
+                    await call.aclose()
+                    self.router.suspect(replica, f"it does not know {version}, which it should serve")
+                    self.repeated[replica.name] += 1
+                    continue
                 held.push_async_exit(call)
                 return answer, replica
+
+    def _should_serve(self, replica: Replica, version: PolicyVersion | None) -> bool:
+        """Whether somebody watches over a replica who says that it serves a version."""
+        return replica.versions is not None and version in replica.versions
+
+    async def _life(self) -> int:
+        """The life of the server that a call goes to; waits while it is restarted."""
+        self.queued += 1
+        try:
+            return await self._server.aready()
+        except EngineError as dead:
+            raise RefusalError(503, str(dead), "upstream_error") from dead
+        finally:
+            self.queued -= 1
+
+    async def _came_back(self, life: int) -> bool:
+        try:
+            return await self._server.alost(life)
+        except EngineError as dead:
+            raise RefusalError(503, str(dead), "upstream_error") from dead
 
     async def _next(
         self, version: PolicyVersion | None, key: Callable[[], str], tried: list[Replica], deadline: float
@@ -249,7 +286,7 @@ class Upstream:
         Raises:
             HttpError: it broke off, or it is the last word of a server that is going down.
         """
-        if not self._patience and len(self.router.replicas) == 1:
+        if not self._patience and len(self.router.replicas) == 1 and self._server is ALWAYS:
             return answer  # there is nowhere else to go
         if answer.status < 500 and "event-stream" in answer.headers.get("content-type", ""):
             pieces = answer.pieces()

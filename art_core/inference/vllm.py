@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from art_core.inference.vllm_command import (
     serving_parsers,
     sleeps,
 )
+from art_core.inference.vllm_merged import MergedModel
 from art_core.inference.vllm_process import ServerGoneError, StartProgress, VLLMProcess, reserved_port
 from art_core.inference.vllm_sharing import SharedGpu
 from art_core.inference.vllm_sleep import SleepCycle
@@ -108,10 +110,15 @@ class VLLMEngine:
         self._reserved: socket.socket | None = None
         self._server: VLLMProcess | None = None
         self._process: ManagedProcess | None = None
+        self._merged = (
+            MergedModel(base_model, served_model, config, log_dir.parent / "merged")
+            if config.publish == "merged"
+            else None
+        )
         self._shared = (
             SharedGpu(
                 SleepCycle(config),
-                base=PolicyVersion(served_model, 0),
+                base=self._merged.current if self._merged else partial(PolicyVersion, served_model, 0),
                 lives=self._lives,
                 versions=self._versions,
             )
@@ -172,19 +179,24 @@ class VLLMEngine:
         server = await asyncio.to_thread(self._launch, port)
         try:
             await server.wait_until_it_answers(
-                PolicyVersion(self._served_model, 0).name, self._config.start_timeout, self._on_progress
+                self._base_version().name, self._config.start_timeout, self._on_progress
             )
         except BaseException:
             await asyncio.shield(asyncio.to_thread(server.process.close))
             raise
         return server
 
+    def _base_version(self) -> PolicyVersion:
+        """What the weights that the server starts with answer as."""
+        return self._merged.version if self._merged else PolicyVersion(self._served_model, 0)
+
     def _launch(self, port: int) -> VLLMProcess:
         assert self._installed is not None
         arguments = server_arguments(
             self._installed,
-            base_model=self._base_model,
+            base_model=self._merged.model if self._merged else self._base_model,
             served_model=self._served_model,
+            version=self._base_version().number,
             config=self._config,
             lora=self._lora,
             port=port,
@@ -251,10 +263,13 @@ class VLLMEngine:
             EngineError: the version belongs to another model or to other weights, is served already, there
                 is no room for it, or loading failed.
         """
-        self._versions.check(version, adapter_dir)
+        (self._merged or self._versions).check(version, adapter_dir)
         self._running()
         if self._shared is not None:
             await self._shared.take_back(self._do, self._tell)
+        if self._merged is not None:
+            await self._merged.publish(version, adapter_dir, do=self._do, lives=self._lives)
+            return
         self._versions.add(version, adapter_dir)
         try:
             for _ in range(MAX_LIVES):
@@ -272,6 +287,8 @@ class VLLMEngine:
         Raises:
             EngineError: the version is not served, or vLLM refused.
         """
+        if self._merged is not None:  # the next one takes its place
+            return
         self._versions.remove(version)
         # A server that is down has nothing loaded, and is not told to load this one again.
         # One that sleeps cannot unload; it is told when it is next looked at.
@@ -280,7 +297,7 @@ class VLLMEngine:
 
     def versions(self) -> Sequence[PolicyVersion]:
         """What the server has loaded, as last seen, oldest first; nothing while it is down."""
-        return self._versions.served() if self._lives.up else ()
+        return (self._merged or self._versions).served() if self._lives.up else ()
 
     # -- pausing -----------------------------------------------------------------------------------
 
@@ -372,11 +389,10 @@ class VLLMEngine:
         while not self._closing:
             health = await server.health(self._config.hang_timeout)
             if health.ok:
-                if not self._lives.up:
-                    self._lives.begin()
                 return None
-            ended = server.process.exit_status is not None
-            if ended or time.monotonic() - silent_since >= self._config.hang_timeout:
+            if server.process.exit_status is not None:
+                return (await server.health(self._config.hang_timeout)).detail  # how it ended
+            if time.monotonic() - silent_since >= self._config.hang_timeout:
                 return health.detail
             # It may be on its way down: an engine that died takes its HTTP server with it within seconds.
             await asyncio.sleep(PROBE_SECONDS)

