@@ -21,7 +21,7 @@ class Game(TypedDict, total=False):
     """The graph's state."""
 
     opponent: int  # seed of the opponent's moves: the input
-    board: str  # an input too, where a game begins from an opening
+    board: str
     answer: str  # what the model said
     answers: list[str]
     outcome: str | None  # win, draw, loss, illegal

@@ -36,7 +36,7 @@ from examples.tic_tac_toe.display import (
     save_curves,
     steps_table,
 )
-from examples.tic_tac_toe.game import SYSTEM, random_opening, random_player_moves, show
+from examples.tic_tac_toe.game import SYSTEM, random_player_moves, show
 
 HELD_OUT = 1_000_000
 """The first opponent that is never trained against."""
@@ -71,7 +71,9 @@ def parse_options() -> argparse.Namespace:
         help="any knob of TrainConfig, such as entropy_coef=0.02 or loss=dapo; repeat for several",
     )
     parser.add_argument(
-        "--openings", type=float, default=0.0, help="share of groups whose games begin from a random opening"
+        "--mixed-opponents",
+        action="store_true",
+        help="compare games against different opponents, rather than games against the same one",
     )
     parser.add_argument("--workers", type=int, default=1, help="processes that play")
     parser.add_argument(
@@ -104,6 +106,15 @@ def random_player_conversations(seed: int, moves: int) -> list[list[dict[str, st
             {"role": "assistant", "content": str(square)},
         ]
         for board, square in islice(random_player_moves(seed), moves)
+    ]
+
+
+def mixed(groups: Sequence[TrajectoryGroup], size: int) -> list[TrajectoryGroup]:
+    """Games of different opponents as groups: all begin alike, and the opponent is a part of chance."""
+    games = [game for group in groups for game in group]
+    return [
+        TrajectoryGroup(Scenario("any opponent"), tuple(games[i : i + size]))
+        for i in range(0, len(games), size)
     ]
 
 
@@ -148,17 +159,10 @@ class Demo:
         return config.replace(total_updates=updates * options.steps)
 
     async def play(
-        self, opponents: Sequence[int], group_size: int, *, how: str = "sampled", openings: float = 0.0
+        self, opponents: Sequence[int], group_size: int, how: str = "sampled"
     ) -> list[TrajectoryGroup]:
-        """Play games against each opponent, the last ones from openings."""
-        plain = round(len(opponents) * (1 - openings))
-        scenarios = [
-            Scenario(
-                f"opponent-{o}",
-                inputs={"opponent": o} if n < plain else {"opponent": o, "board": random_opening(o)},
-            )
-            for n, o in enumerate(opponents)
-        ]
+        """Play games against each opponent."""
+        scenarios = [Scenario(f"opponent-{o}", inputs={"opponent": o}) for o in opponents]
         return await agather(
             self.agents[how] if self.workers == 1 else AGENTS[how],
             scenarios,
@@ -176,7 +180,7 @@ class Demo:
         start = time.perf_counter()
         with self.console.status(f"{self.options.held_out} held-out games, {name}"):
             opponents = range(HELD_OUT, HELD_OUT + self.options.held_out)
-            groups = await self.play(opponents, 1, how=self.options.evaluate)
+            groups = await self.play(opponents, 1, self.options.evaluate)
         rewards = [reward for group in groups for reward in group.rewards]
         self.evaluations.append(Evaluation.of(name, outcomes(groups), rewards, time.perf_counter() - start))
         self.console.print(evaluations_table(self.evaluations))
@@ -185,10 +189,15 @@ class Demo:
     async def step(self, number: int) -> None:
         """Play a batch of games, learn from it."""
         options = self.options
-        first = 10_000 * options.seed + number * options.opponents
+        size = options.group_size
+        count, games_each = (
+            (options.opponents * size, 1) if options.mixed_opponents else (options.opponents, size)
+        )
+        first = 100_000 * options.seed + number * count
         start = time.perf_counter()
-        opponents = range(first, first + options.opponents)
-        groups = await self.play(opponents, options.group_size, openings=options.openings)
+        groups = await self.play(range(first, first + count), games_each)
+        if options.mixed_opponents:
+            groups = mixed(groups, size)
         played = time.perf_counter()
         metrics = (await self.model.atrain(groups)).metrics
         ended = outcomes(groups)

@@ -65,15 +65,3 @@ def random_player_moves(seed: int) -> Iterator[tuple[str, int]]:
             square = rng.choice(free(board))
             yield board, square
             board, outcome = play(board, square, opponent)
-
-
-def random_opening(seed: int) -> str:
-    """A board that two random players have left after one to three moves each, still undecided."""
-    rng = random.Random(f"opening {seed}")
-    while True:
-        board = EMPTY
-        for _ in range(rng.choice((1, 2, 3))):
-            for mark in "XO":
-                board = place(board, rng.choice(free(board)), mark)
-        if not wins(board, "X") and not wins(board, "O"):
-            return board
