@@ -103,8 +103,7 @@ class ExternalEngine:
         async with self._client() as client:
             self._base_name, self._capabilities = await probe(client, self._base_url, self._wanted)
         can = self._capabilities
-        whole = can.token_ids and can.logprobs and can.load_adapters
-        logger.log(logging.INFO if whole else logging.WARNING, "%s", can.describe(self._base_url))
+        logger.log(logging.WARNING if can.lacks else logging.INFO, "%s", can.describe(self._base_url))
 
     async def publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
         """Serve a version from now on; the server reads the adapter from ``adapter_dir``.

@@ -60,14 +60,19 @@ class Capabilities:
 
     def describe(self, base_url: str) -> str:
         """One message: what it is, what it can do, what follows from what it cannot."""
-        can = [what for what, shown in self._said().items() if shown]
+        can = [what for what, shown in self._all().items() if shown]
         lines = [
             f"{base_url}: {self.server}, serves {', '.join(self.models)}; can: {', '.join(can) or 'nothing'}"
         ]
-        lines += [f"  cannot {what}: {_MEANS[what]}" for what, shown in self._said().items() if not shown]
+        lines += [f"  cannot {what}: {_MEANS[what]}" for what in self.lacks]
         return "\n".join(lines)
 
-    def _said(self) -> dict[str, bool]:
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """What it cannot do, in words."""
+        return tuple(what for what, shown in self._all().items() if not shown)
+
+    def _all(self) -> dict[str, bool]:
         return {
             "return token ids": self.token_ids,
             "return logprobs": self.logprobs,

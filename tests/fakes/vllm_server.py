@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
@@ -647,17 +648,8 @@ def _error(message: str) -> bytes:
     return json.dumps({"error": {"message": message, "type": "invalid_request_error", "code": None}}).encode()
 
 
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    429: "Too Many Requests",
-    500: "Internal Server Error",
-}
-
-
 def _send(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
     writer.write(
         b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
-        % (status, _REASONS[status].encode(), len(body), body)
+        % (status, HTTPStatus(status).phrase.encode(), len(body), body)
     )
