@@ -426,13 +426,10 @@ class LocalRegistration:
                 [self._trainer.train(batch, train=train, imitate=imitate) for batch in served.batches]
             )
             self._feed.keep(kept, version, config)
-            if (score := report.metrics.get(self._metric)) is not None:
+            metrics = {**report.metrics, **served.metrics}
+            if (score := metrics.get(self._metric)) is not None:
                 self._scores[version] = score
-            return replace(
-                report,
-                metrics={**report.metrics, **served.metrics},
-                left_out=Counter(report.left_out) + served.left_out,
-            )
+            return replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
 
         return await self._learn(learn)
 
