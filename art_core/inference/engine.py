@@ -21,10 +21,12 @@ class EngineHealth:
     Attributes:
         ok: whether it answers.
         detail: what a person needs to know when it does not.
+        encoding: in which form exact tokens come: ``packed`` or ``standard``.
     """
 
     ok: bool
     detail: str = ""
+    encoding: str = "standard"
 
 
 @dataclass(frozen=True, slots=True)

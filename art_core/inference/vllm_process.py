@@ -13,10 +13,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 
@@ -26,12 +25,15 @@ from art_core.inference.engine import EngineHealth
 from art_core.inference.processes import ManagedProcess, log_tail
 from art_core.inference.vllm_command import InstalledVLLM, server_environment
 from art_core.inference.vllm_faults import find_fault
-from art_core.inference.vllm_plugin import plugged_in
+from art_core.inference.vllm_plugin import STATUS_PATH, plugged_in, with_door
+from art_core.inference.vllm_start import READY, StartProgress, find_phase
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
 """How often a starting server is asked whether it answers."""
+PHASE_LINES = 100
+"""How far back a starting server's log is read for what it does."""
 STEER_TIMEOUT = 120.0
 """Seconds that loading an adapter or another act of ours may take."""
 
@@ -40,19 +42,8 @@ class ServerGoneError(EngineError):
     """The server did not answer: it died, hangs, or the connection broke."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartProgress:
-    """How far a starting server is.
-
-    Attributes:
-        seconds: since it was started.
-        last_line: the newest line of its log.
-        log: where the whole log is.
-    """
-
-    seconds: float
-    last_line: str
-    log: Path
+class _Tell(Protocol):
+    def __call__(self, phase: str | None, *, ended: bool) -> None: ...
 
 
 class VLLMProcess:
@@ -66,6 +57,7 @@ class VLLMProcess:
     def __init__(self, process: ManagedProcess, root: str) -> None:
         self.process = process
         self.root = root
+        self.encoding = "standard"
 
     @classmethod
     def launch(
@@ -96,6 +88,8 @@ class VLLMProcess:
         env = server_environment(installed, config, os.environ)
         if config.packed_tokens:
             arguments, env = plugged_in(arguments, env)
+        if config.publish == "merged":
+            arguments, env = with_door(arguments, env)
         process = ManagedProcess(
             arguments,
             env=env,
@@ -113,6 +107,28 @@ class VLLMProcess:
             EngineError: it ended, did not answer within ``timeout`` seconds, or is not our server.
         """
         started = time.monotonic()
+
+        def tell(phase: str | None, *, ended: bool) -> None:
+            if on_progress is not None:
+                tail = self.process.tail(PHASE_LINES)
+                on_progress(
+                    StartProgress(
+                        phase or find_phase(tail),
+                        time.monotonic() - started,
+                        tail.rpartition("\n")[2],
+                        self.process.log,
+                        ended,
+                    )
+                )
+
+        try:
+            await self._wait(name, timeout, started, tell)
+        except BaseException:
+            tell(None, ended=True)
+            raise
+        tell(READY, ended=True)
+
+    async def _wait(self, name: str, timeout: float, started: float, tell: "_Tell") -> None:
         async with _client(timeout=5.0) as client:
             while True:
                 seconds = time.monotonic() - started
@@ -121,13 +137,13 @@ class VLLMProcess:
                         f"vLLM {self.process.describe_exit()} after {seconds:.0f} s" + self.why()
                     )
                 if await self._serves(client, name):
+                    self.encoding = await self._encoding(client)
                     return
                 if seconds > timeout:
                     raise EngineError(
                         f"vLLM did not answer within EngineConfig.start_timeout={timeout:g} s" + self.why()
                     )
-                if on_progress is not None:
-                    on_progress(StartProgress(seconds, self.process.tail(1), self.process.log))
+                tell(None, ended=False)
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _serves(self, client: httpx.AsyncClient, name: str) -> bool:
@@ -144,6 +160,17 @@ class VLLMProcess:
                 "leave EngineConfig.port empty to get a free port"
             )
         return True
+
+    async def _encoding(self, client: httpx.AsyncClient) -> str:
+        """In which form exact tokens come; a server without our plugin does not know the question."""
+        try:
+            response = await client.get(f"{self.root}{STATUS_PATH}")
+            said = response.json() if response.status_code == 200 else {}
+        except (httpx.TransportError, ValueError):
+            said = {}
+        encoding = str(said.get("encoding", "standard"))
+        logger.info("vLLM at %s sends exact tokens %s %s", self.root, encoding, said.get("detail", ""))
+        return encoding
 
     async def names(self) -> dict[str, str]:
         """The models that it says it has, adapters included, and where it loaded each from.
@@ -226,7 +253,7 @@ class VLLMProcess:
                 ok=False, detail=f"vLLM at {self.root} does not answer: {silent!r}" + self.why()
             )
         if response.status_code == 200:
-            return EngineHealth(ok=True)
+            return EngineHealth(ok=True, encoding=self.encoding)
         return EngineHealth(ok=False, detail=f"vLLM at {self.root} says {response.status_code}" + self.why())
 
     def why(self) -> str:

@@ -18,6 +18,7 @@ from art_core.errors import CaptureError
 from art_core.inference.vllm_plugin import (
     ARGUMENTS,
     DIRECTORY,
+    STATUS_PATH,
     art_vllm,
     finds_plugin,
     plugged_in,
@@ -46,6 +47,7 @@ def answer(field: Any, **more: Any) -> dict[str, Any]:
 
 def test_the_two_sides_agree_on_names():
     assert (art_vllm.HEADER, art_vllm.PACKED, art_vllm.FIELD) == (packed.HEADER, packed.PACKED, packed.FIELD)
+    assert art_vllm.STATUS_PATH == STATUS_PATH
     assert ARGUMENTS[1] == f"art_vllm.{art_vllm.PackedTokens.__name__}"
 
 

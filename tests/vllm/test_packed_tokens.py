@@ -106,6 +106,7 @@ async def test_the_server_says_which_form_it_answers_in(served: Served):
     root = served.engine.base_url.removesuffix("/v1")
     async with httpx.AsyncClient(trust_env=False) as client:
         assert (await client.get(f"{root}/art/tokens")).json() == {"encoding": "packed", "detail": ""}
+    assert (await served.engine.health()).encoding == "packed"
     log = served.engine.log_path
     assert log is not None
     said = [line for line in log.read_text().splitlines() if "art: " in line]

@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from art_core.errors import EngineError
+
 logger = logging.getLogger(__name__)
 
 DIRECTORY = Path(__file__).resolve().parent
@@ -16,6 +18,13 @@ DIRECTORY = Path(__file__).resolve().parent
 
 ARGUMENTS = ("--middleware", "art_vllm.PackedTokens")
 """What the server's command line needs."""
+
+
+DOOR_ARGUMENTS = ("--middleware", "art_versions.OneVersion")
+"""What the command line of a server needs whose weights are replaced."""
+
+STATUS_PATH = "/art/tokens"
+"""``GET`` on the server says in which form exact tokens come."""
 
 
 def with_plugin(env: Mapping[str, str]) -> dict[str, str]:
@@ -38,6 +47,21 @@ def plugged_in(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[list[s
         arguments[0],
     )
     return list(arguments), dict(env)
+
+
+def with_door(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
+    """A server's command line and environment with `art_versions`, which merged weights are renamed by.
+
+    Raises:
+        EngineError: the server's interpreter does not find it.
+    """
+    changed = with_plugin(env)
+    if not finds_plugin(arguments[0], changed):
+        raise EngineError(
+            f"{arguments[0]} does not look into PYTHONPATH, which publish='merged' needs to rename versions "
+            "inside vLLM; name the environment's own interpreter as EngineConfig.python"
+        )
+    return [*arguments, *DOOR_ARGUMENTS], changed
 
 
 def finds_plugin(python: str, env: Mapping[str, str]) -> bool:
