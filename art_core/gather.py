@@ -6,20 +6,21 @@ when `agather` returns or raises, none of its rollouts is still running.
 Data flow: scenarios -> jobs (scenario, member) -> a `Plan` for each attempt, of which a `Runner` (this
 process, or `art_core.workers`) runs ``concurrency`` at a time -> groups in the scenarios' order -> groups
 that are too small are set aside. While the sink acknowledges the ends of rollouts, others run in their place,
-and the sink may keep several ends together.
+and the sink may keep several ends together. Groups that teach nothing may be replaced by those of spares.
 """
 
 import asyncio
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 from art_core.errors import ConfigError, RolloutFailedError
-from art_core.progress import ProgressReport, report_progress
+from art_core.progress import Board, ProgressReport, report_progress
 from art_core.recording import Sink, new_id
 from art_core.rollouts import Agent, InProcess, Plan, Runner, Terms
 from art_core.scoring import RewardFunction
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 
 LEAST_ENDS = 8
 """How many ends of rollouts may wait for the sink while others run; or as many as run, if that is more."""
+
+
+FLAT = 1e-6
+"""Rewards of a group that differ by no more than this teach nothing; it is float noise."""
 
 
 class OnFailure(StrEnum):
@@ -49,11 +54,18 @@ class Gathered(list[TrajectoryGroup]):
 
     Attributes:
         dropped: groups in which fewer than ``min_group_size`` members finished.
+        flat: groups that groups of ``spares`` took the place of, since their rewards did not differ.
     """
 
-    def __init__(self, groups: Iterable[TrajectoryGroup], dropped: Iterable[TrajectoryGroup] = ()) -> None:
+    def __init__(
+        self,
+        groups: Iterable[TrajectoryGroup],
+        dropped: Iterable[TrajectoryGroup] = (),
+        flat: Iterable[TrajectoryGroup] = (),
+    ) -> None:
         super().__init__(groups)
         self.dropped = tuple(dropped)
+        self.flat = tuple(flat)
 
     @property
     def failed(self) -> tuple[Trajectory, ...]:
@@ -108,6 +120,7 @@ async def agather(
     require_policy_calls: bool = True,
     seed: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    spares: Iterable[Scenario] | None = None,
     sink: Sink | None = None,
     progress: bool | ProgressReport = True,
 ) -> Gathered:
@@ -135,6 +148,9 @@ async def agather(
         seed: base of the members' seeds; another one for another sample of the same scenarios. None: calls
             have no seed.
         metadata: kept with every trajectory.
+        spares: dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): scenarios that are tried in place of
+            those whose group has no spread of rewards, and teaches nothing, until every group has one or
+            there are no more of them. An endless iterator makes for endless work on a task that is solved.
         sink: where rollouts are kept; None: in memory alone.
         progress: True shows a bar if standard error is a terminal; a callable gets every change instead.
 
@@ -160,6 +176,7 @@ async def agather(
         max_calls=max_calls,
         seed=seed,
         metadata=metadata,
+        spares=spares,
         progress=progress,
     )
 
@@ -176,6 +193,7 @@ async def agather_on(
     max_calls: int | None = None,
     seed: int | None = None,
     metadata: Mapping[str, Any] | None = None,
+    spares: Iterable[Scenario] | None = None,
     progress: bool | ProgressReport = True,
 ) -> Gathered:
     """`agather` for rollouts that a runner runs, here or in other processes; same options and errors."""
@@ -185,10 +203,9 @@ async def agather_on(
         if value < least:
             raise ConfigError(f"{name}={value}: expected at least {least}")
     tries = 1 + max(retries, int(policy is OnFailure.RETRY))
-    given = list(scenarios)
-    jobs = list(_jobs(given, group_size))
-    ended: dict[tuple[int, int], Trajectory] = {}
-    queue = iter(jobs)
+    waiting = list(scenarios)
+    reserve = iter(spares or ())
+    seen: Counter[str] = Counter()
 
     async def run(job: _Job, finishing: Callable[[], bool]) -> Trajectory:
         attempt = 0
@@ -216,8 +233,12 @@ async def agather_on(
             if attempt == tries:
                 return trajectory
 
-    slots = asyncio.Semaphore(concurrency)
-    with report_progress(progress, total=len(jobs)) as board:
+    async def collect(given: Sequence[Scenario], board: Board) -> list[TrajectoryGroup]:
+        """One group of each scenario."""
+        jobs = list(_jobs(given, group_size, seen))
+        ended: dict[tuple[int, int], Trajectory] = {}
+        queue = iter(jobs)
+        slots = asyncio.Semaphore(concurrency)
 
         async def work() -> None:
             for job in queue:
@@ -238,16 +259,34 @@ async def agather_on(
                     workers.create_task(work())
         except BaseExceptionGroup as broken:
             raise broken.exceptions[0] from None
+        return [
+            TrajectoryGroup(
+                scenario,
+                tuple(ended[index, member] for member in range(group_size)),
+                jobs[index * group_size].group_id,
+            )
+            for index, scenario in enumerate(given)
+        ]
 
-    groups = [
-        TrajectoryGroup(
-            scenario,
-            tuple(ended[index, member] for member in range(group_size)),
-            jobs[index * group_size].group_id,
-        )
-        for index, scenario in enumerate(given)
-    ]
-    return _set_small_aside(groups, needed)
+    flat: list[TrajectoryGroup] = []
+    with report_progress(progress, total=len(waiting) * group_size) as board:
+        groups = await collect(waiting, board)
+        while spares is not None:
+            places = [index for index, group in enumerate(groups) if _is_flat(group)]
+            substitutes = list(islice(reserve, len(places)))
+            if not substitutes:
+                break
+            board.expect(len(substitutes) * group_size)
+            for index, group in zip(places, await collect(substitutes, board), strict=False):
+                flat.append(groups[index])
+                groups[index] = group
+    return _set_small_aside(groups, needed, flat)
+
+
+def _is_flat(group: TrajectoryGroup) -> bool:
+    """Whether a group's rewards do not differ; one that has fewer than two teaches as little."""
+    rewards = group.rewards
+    return len(rewards) < 2 or max(rewards) - min(rewards) <= FLAT
 
 
 def gather(agent: Agent, scenarios: Iterable[Scenario], *, group_size: int, **options: Any) -> Gathered:
@@ -272,8 +311,8 @@ def member_seed(scenario_id: str, member: int, base: int = 0, attempt: int = 1, 
     return int.from_bytes(hashlib.sha256(key).digest()[:4]) >> 1
 
 
-def _jobs(scenarios: list[Scenario], group_size: int) -> Iterator[_Job]:
-    seen: Counter[str] = Counter()
+def _jobs(scenarios: Sequence[Scenario], group_size: int, seen: Counter[str]) -> Iterator[_Job]:
+    """Jobs by scenario and member; ``seen`` counts how often each scenario's id has occurred."""
     for index, scenario in enumerate(scenarios):
         group_id = new_id("g")
         for member in range(group_size):
@@ -298,7 +337,7 @@ def _min_group_size(given: int | None, group_size: int) -> int:
     return needed
 
 
-def _set_small_aside(groups: list[TrajectoryGroup], needed: int) -> Gathered:
+def _set_small_aside(groups: list[TrajectoryGroup], needed: int, flat: Sequence[TrajectoryGroup]) -> Gathered:
     kept: list[TrajectoryGroup] = []
     dropped: list[TrajectoryGroup] = []
     for group in groups:
@@ -315,7 +354,7 @@ def _set_small_aside(groups: list[TrajectoryGroup], needed: int) -> Gathered:
                 ", ".join(f"{count} {cause}" for cause, count in causes.most_common()),
                 next((t.failure.message for t in group if t.failure), "none"),
             )
-    return Gathered(kept, dropped)
+    return Gathered(kept, dropped, flat)
 
 
 def _describe(trajectory: Trajectory, attempt: int, tries: int) -> str:

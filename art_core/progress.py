@@ -43,6 +43,10 @@ class Board:
         self._done = self._failed = self._scored = 0
         self._sum = 0.0
 
+    def expect(self, more: int) -> None:
+        """Count more rollouts that are to come."""
+        self._total += more
+
     def ended(self, trajectory: Trajectory) -> None:
         """Count one more."""
         self._done += 1
@@ -85,6 +89,7 @@ def report_progress(wanted: bool | ProgressReport, *, total: int) -> Generator[B
         def tell(state: GatherProgress) -> None:
             bar.update(
                 task,
+                total=state.total,
                 completed=state.done,
                 failed=f"[red]{state.failed} failed[/red]" if state.failed else "",
                 reward="" if state.mean_reward is None else f"reward {state.mean_reward:.3f}",

@@ -76,7 +76,7 @@ async def agather(
             training.
         sink: where rollouts are kept; None: in the model's store, or in memory without a model.
         **options: of `art_core.gather.agather_on`: ``concurrency``, ``retries``, ``on_failure``,
-            ``min_group_size``, ``max_calls``, ``seed``, ``metadata``, ``progress``.
+            ``min_group_size``, ``max_calls``, ``seed``, ``metadata``, ``spares``, ``progress``.
 
     Returns:
         The groups in the scenarios' order.

@@ -792,3 +792,54 @@ def test_a_board_without_rollouts_shows_nothing(capfd) -> None:
 async def test_an_argument_out_of_range_is_named(wrong) -> None:
     with pytest.raises(ConfigError, match=list(wrong)[-1]):
         await agather(talk, THREE, **wrong)
+
+
+async def test_groups_without_spread_are_replaced_by_those_of_spares_in_their_place():
+    tried: list[str] = []
+
+    async def play(scenario: Scenario) -> str:
+        tried.append(scenario.id)
+        return await talk(scenario)
+
+    def reward(trajectory):
+        solved = trajectory.scenario.id.startswith("solved")
+        return 1.0 if solved else float(trajectory.metadata["member"])
+
+    seen: list[GatherProgress] = []
+    spares = iter([Scenario("solved too"), Scenario("new"), Scenario("never")])
+    groups = await agather(
+        play,
+        [Scenario("solved"), Scenario("open")],
+        group_size=2,
+        reward=reward,
+        seed=0,
+        spares=spares,
+        progress=seen.append,
+    )
+    assert [g.scenario.id for g in groups] == ["new", "open"]
+    assert [g.scenario.id for g in groups.flat] == ["solved", "solved too"]
+    assert Counter(tried) == {"solved": 2, "open": 2, "solved too": 2, "new": 2}
+    assert next(spares).id == "never"
+    assert (seen[-1].done, seen[-1].total) == (8, 8)
+
+
+async def test_when_spares_run_out_groups_without_spread_stay():
+    groups = await agather(
+        talk, THREE, group_size=2, reward=lambda t: 1.0, spares=[Scenario("d")], progress=False
+    )
+    assert [g.scenario.id for g in groups] == ["d", "b", "c"]
+    assert [g.scenario.id for g in groups.flat] == ["a"]
+
+
+async def test_a_spare_that_was_tried_before_is_sampled_with_other_seeds():
+    groups = await agather(
+        talk,
+        [Scenario("a")],
+        group_size=2,
+        reward=lambda t: 1.0,
+        seed=3,
+        spares=[Scenario("a")],
+        progress=False,
+    )
+    seeds = [t.metadata["seed"] for group in (*groups, *groups.flat) for t in group]
+    assert len(set(seeds)) == 4
