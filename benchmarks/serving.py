@@ -39,7 +39,7 @@ from art_core.config import EngineConfig
 from benchmarks import serving_acts, serving_table
 from benchmarks.environment import RESULTS, environment
 from benchmarks.serving_load import Job, Load
-from benchmarks.serving_profile import Profiling, hottest
+from benchmarks.serving_profile import Profiling, busy, hottest
 from benchmarks.serving_server import (
     Server,
     child,
@@ -245,7 +245,7 @@ def profile(server: Server, load: Load, sizes: Sizes, profiling: Profiling, cons
             outcome = load.run(job)
         console.print(f"{way}: {outcome.rate:,.0f} tokens/s, {outcome.failed} failed")
     for samples in profiling.samples():
-        console.print(f"\n{samples.name}: samples in it, in it or below")
+        console.print(f"\n{samples.name}: threads at work {busy(samples)}; functions: itself, with callees")
         for name, itself, below in hottest(samples):
             console.print(f"{itself:7d} {below:7d}  {name}", markup=False)
 

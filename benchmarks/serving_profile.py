@@ -98,14 +98,37 @@ class Profiling:
             time.sleep(1.0)  # until they have written
 
 
-def hottest(samples: Path, count: int = 40) -> list[tuple[str, int, int]]:
-    """The functions in which a process was seen most: name, samples in it itself, samples in it or below."""
+IDLE = frozenset(
+    f"{module}.{function}"
+    for module, function in (
+        ("selectors", "select"), ("poll", "poll"), ("threading", "wait"), ("thread", "_worker"),
+        ("connection", "wait"), ("queue", "get"), ("utils", "sched_yield"), ("shm_broadcast", "acquire_read"),
+    )
+)  # fmt: skip
+"""Where a thread that waits is seen."""
+
+
+def busy(samples: Path) -> dict[str, tuple[int, int]]:
+    """For each thread that did anything: how often it was seen at work, and how often in all."""
+    seen: dict[str, tuple[int, int]] = {}
+    for frames, number in _stacks(samples):
+        working, total = seen.get(frames[0], (0, 0))
+        seen[frames[0]] = (working + (number if frames[-1] not in IDLE else 0), total + number)
+    return {thread: counts for thread, counts in seen.items() if counts[0]}
+
+
+def hottest(samples: Path, count: int = 45) -> list[tuple[str, int, int]]:
+    """Functions in which a process was seen at work most: name, samples in it itself, in it or below."""
     itself: Counter[str] = Counter()
     below: Counter[str] = Counter()
+    for frames, number in _stacks(samples):
+        if frames[-1] not in IDLE:
+            itself[frames[-1]] += number
+            below.update(dict.fromkeys(set(frames[1:]), number))
+    return [(name, itself[name], seen) for name, seen in below.most_common(count)]
+
+
+def _stacks(samples: Path) -> Generator[tuple[list[str], int]]:
     for line in samples.read_text().splitlines():
         stack, _, number = line.rpartition(" ")
-        frames = stack.split(";")
-        itself[frames[-1]] += int(number)
-        for frame in set(frames):
-            below[frame] += int(number)
-    return [(name, itself[name], seen) for name, seen in below.most_common(count)]
+        yield stack.split(";"), int(number)
