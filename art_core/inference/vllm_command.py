@@ -182,11 +182,12 @@ def server_arguments(
     lora: LoRAConfig,
     port: int,
     parsers: Parsers,
+    version: int = 0,
 ) -> list[str]:
     """The command line of an OpenAI-compatible server that takes adapters at run time.
 
-    The base model answers as version 0 and under the bare name. ``config.extra_args`` come last, so
-    they win.
+    The base model answers as version 0, or as the version that is merged into it, and under the bare name.
+    ``config.extra_args`` come last, so they win.
     """
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     arguments = [
@@ -194,17 +195,18 @@ def server_arguments(
         # The `vllm` command of the CPU package looks for the other package's metadata and fails.
         *("-m", "vllm.entrypoints.openai.api_server"),
         *("--model", str(Path(base_model).resolve()) if Path(base_model).is_dir() else base_model),
-        *("--served-model-name", PolicyVersion(served_model, 0).name, served_model),
+        *("--served-model-name", PolicyVersion(served_model, version).name, served_model),
         *("--host", config.host, "--port", str(port)),
         *("--dtype", dtype),
         *("--max-model-len", str(config.max_model_len)),
         *("--max-num-seqs", str(config.max_batch)),
-        *("--enable-lora", "--max-lora-rank", str(lora_slot_rank(adapter_rank(config, lora)))),
-        *("--max-loras", str(config.max_loras), "--max-cpu-loras", str(adapters_kept(config))),
         # Sampling defaults are OpenAI's, not the model's: temperature 1, top_p 1, no top_k.
         *("--generation-config", "vllm"),
         "--disable-uvicorn-access-log",
     ]
+    if config.publish == "adapter":
+        arguments += ["--enable-lora", "--max-lora-rank", str(lora_slot_rank(adapter_rank(config, lora)))]
+        arguments += ["--max-loras", str(config.max_loras), "--max-cpu-loras", str(adapters_kept(config))]
     if parsers.tools is not None:
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parsers.tools]
     if parsers.reasoning is not None:

@@ -39,7 +39,7 @@ class SharedGpu:
 
     Args:
         cycle: the server's sleep.
-        base: the base model's version.
+        base: the version that the base model answers as, now.
         lives: the server's lives, whose clients are held meanwhile.
         versions: what the server is to serve.
     """
@@ -48,7 +48,7 @@ class SharedGpu:
         self,
         cycle: SleepCycle,
         *,
-        base: PolicyVersion,
+        base: Callable[[], PolicyVersion],
         lives: ServerLives,
         versions: VersionTable,
     ) -> None:
@@ -104,7 +104,7 @@ class SharedGpu:
             return
         said = "after sleeping, vLLM did not answer as before: " + ", ".join(map(str, changed))
         data = {"differences": {c.version.name: c.difference for c in changed}, "tolerance": TOLERANCE}
-        if all(change.version != self._base for change in changed):
+        if all(change.version != self._base() for change in changed):
             await self._reload(do, [change.version for change in changed])
             changed = await self._changes(do)
             if not changed:
@@ -118,7 +118,8 @@ class SharedGpu:
         self._lives.release()
 
     def _all(self) -> list[PolicyVersion]:
-        return [self._base, *(v for v in self._versions.served() if v != self._base)]
+        base = self._base()
+        return [base, *(v for v in self._versions.served() if v != base)]
 
     async def _changes(self, do: Acting) -> list[Change]:
         found: list[Change] = []
