@@ -238,6 +238,7 @@ def _engines(
             )
         return [EmbeddedEngine(policy or load_policy(config, engine), each[0], served_model=config.name)]
     from art_core.inference.vllm import VLLMEngine
+    from art_core.inference.vllm_start import StartDisplay
 
     if policy is not None:
         for one in each:
@@ -249,6 +250,7 @@ def _engines(
             config.lora_config,
             served_model=config.name,
             log_dir=root / config.project / config.name / "logs",
+            on_progress=StartDisplay(f"starting {config.name}"),
         )
         for one in each
     ]

@@ -40,9 +40,10 @@ from art_core.inference.vllm_command import (
     sleeps,
 )
 from art_core.inference.vllm_merged import MergedModel
-from art_core.inference.vllm_process import ServerGoneError, StartProgress, VLLMProcess, reserved_port
+from art_core.inference.vllm_process import ServerGoneError, VLLMProcess, reserved_port
 from art_core.inference.vllm_sharing import SharedGpu
 from art_core.inference.vllm_sleep import SleepCycle
+from art_core.inference.vllm_start import StartProgress
 from art_core.inference.vllm_versions import VersionTable
 from art_core.inference.watchdog import Watchdog
 from art_core.types import PolicyVersion

@@ -23,7 +23,7 @@ from art_core.errors import EngineError
 from art_core.inference.engine import EngineEvent
 from art_core.inference.processes import ManagedProcess
 from art_core.inference.vllm import VLLMEngine
-from art_core.inference.vllm_process import StartProgress
+from art_core.inference.vllm_start import StartProgress
 from art_core.types import PolicyVersion
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
