@@ -1,5 +1,8 @@
 """Tokens in the packed form, read by `art_core.packed` and written by the plugin inside vLLM."""
 
+import asyncio
+import gc
+import json
 import math
 import subprocess
 import sys
@@ -221,6 +224,134 @@ def test_streamed_pieces_are_the_whole_so_the_last_has_all():
     piece.extend(kept[:0])
     assert list(piece.values) == [-1.0, -2.0]
     assert isinstance(kept.values, array)
+
+
+class Engine:
+    """Samples two tokens; says afterwards what it was asked and whether it was left early."""
+
+    def __init__(self) -> None:
+        self.params: Any = None
+        self.left = False
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str) -> Any:
+        self.params = sampling_params
+        kept = art_vllm._Logprobs()
+        try:
+            for number in (1, 2):
+                kept.values.append(-float(number))
+                completion = SimpleNamespace(index=0, token_ids=[number], logprobs=kept)
+                yield SimpleNamespace(prompt_token_ids=[9], outputs=[completion])
+        finally:
+            self.left = True
+
+
+class Handler:
+    """Answers as vLLM's chat handler does: with an object, with events, or with an error."""
+
+    def __init__(self, engine: Any, kind: str = "events") -> None:
+        self.engine = engine
+        self.kind = kind
+
+    async def create_chat_completion(self, request: Any, raw_request: Any = None) -> Any:
+        if self.kind == "error":
+            return SimpleNamespace(error="no such model")
+        params = SimpleNamespace(
+            logprobs=0 if request.logprobs else None,
+            extra_args=None,
+            stop=request.stop,
+            output_kind=SimpleNamespace(name="DELTA" if self.kind == "events" else "FINAL_ONLY"),
+        )
+        outputs = self.engine.generate("prompt", params, "id")
+        if self.kind == "events":
+            return self.events(outputs)
+        return SimpleNamespace(choices=[[o async for o in outputs][-1].outputs])
+
+    async def events(self, outputs: Any) -> Any:
+        async for output in outputs:
+            yield f"data: {output.outputs[0].token_ids}\n\n"
+        yield "data: [DONE]\n\n"
+
+
+def packing(kind: str = "events") -> tuple[Handler, Engine]:
+    engine = Engine()
+    handler = Handler(engine, kind)
+    art_vllm.pack_answers(handler, engine)
+    return handler, engine
+
+
+def wish(header: str | None = "packed", **more: Any) -> tuple[Any, Any]:
+    asked = {"logprobs": True, "return_token_ids": True, "stop": [], "include_reasoning": True, **more}
+    headers = {} if header is None else {"x-art-tokens": header}
+    return SimpleNamespace(**asked), SimpleNamespace(headers=headers)
+
+
+async def test_a_streams_tokens_come_in_an_event_before_its_end():
+    handler, engine = packing()
+    events = [event async for event in await handler.create_chat_completion(*wish())]
+    assert events[0] == "data: [1]\n\n"
+    assert events[-1] == "data: [DONE]\n\n"
+    chunk = json.loads(events[-2].removeprefix("data: "))
+    assert packed.read_packed(chunk["art_tokens"], 0) == ((9,), (1, 2), (-1.0, -2.0))
+    assert engine.params.extra_args == {"art_tokens": "at end"}
+
+
+async def test_a_whole_answer_has_its_tokens_as_one_more_field():
+    handler, engine = packing("whole")
+    request, raw = wish(stop=["x"])
+    answer = await handler.create_chat_completion(request, raw)
+    assert packed.read_packed(answer.art_tokens, 0) == ((9,), (2,), (-1.0, -2.0))
+    assert (request.logprobs, request.return_token_ids) == (False, None)
+    # A stop string is found out in the API process, which then needs what has come so far.
+    assert engine.params.extra_args == {"art_tokens": "at each token"}
+
+
+async def test_an_error_stays_as_it_is():
+    handler, _ = packing("error")
+    assert not hasattr(await handler.create_chat_completion(*wish()), "art_tokens")
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        wish(header=None),
+        wish(header="zipped"),
+        wish(logprobs=False),
+        wish(return_token_ids=None),
+        wish(top_logprobs=2),
+        wish(prompt_logprobs=1),
+        wish(include_reasoning=False),
+    ],
+)
+async def test_other_wishes_are_left_to_vllm(asked: tuple[Any, Any]):
+    handler, engine = packing()
+    before = dict(vars(asked[0]))
+    events = [event async for event in await handler.create_chat_completion(*asked)]
+    assert len(events) == 3
+    assert vars(asked[0]) == before
+    assert engine.params.extra_args is None
+
+
+async def test_a_client_that_leaves_ends_the_sampling():
+    handler, engine = packing()
+    events = await handler.create_chat_completion(*wish())
+    await anext(events)
+    await events.aclose()
+    # The handler's own generator lets go of the engine's when the event loop next looks.
+    for _ in range(10):
+        await asyncio.sleep(0)
+    gc.collect()
+    await asyncio.sleep(0)
+    assert engine.left
+
+
+async def test_requests_at_once_do_not_see_each_others_tokens():
+    handler, _ = packing()
+
+    async def one(packs: bool) -> int:
+        request = wish() if packs else wish(header=None)
+        return len([event async for event in await handler.create_chat_completion(*request)])
+
+    assert await asyncio.gather(*(one(n % 2 == 0) for n in range(20))) == [4, 3] * 10
 
 
 # -- how it gets there ------------------------------------------------------------------------------------
