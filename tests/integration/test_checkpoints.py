@@ -5,6 +5,8 @@ import os
 import random
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +124,35 @@ def test_killed_while_writing_the_earlier_checkpoint_is_the_latest_and_the_next_
     second = checkpoints.save(tmp_path, trainer, version=2)
     assert checkpoints.latest(tmp_path) == second.directory
     assert not list(tmp_path.glob(".writing-*"))
+
+
+def test_a_run_that_is_killed_at_twenty_points_ends_with_the_weights_of_one_that_was_not(
+    model: Path, tmp_path: Path
+):
+    """C50"""
+    script = Path(__file__).parents[1] / "helpers" / "killable_run.py"
+    paths = os.pathsep.join([str(script.parents[1]), str(script.parents[2])])
+    environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    for name, kills in (("straight", 0), ("killed", 20)):
+        ran = subprocess.run(
+            [sys.executable, script, model, tmp_path / name, str(kills)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert len(ran.stdout.split()) == kills
+    straight, killed = (checkpoints.latest(tmp_path / name) for name in ("straight", "killed"))
+    assert straight is not None
+    assert killed is not None
+    assert straight.name == killed.name
+    one, other = new_trainer(model), new_trainer(model)
+    checkpoints.load(straight, one)
+    checkpoints.load(killed, other)
+    assert same(weights(one.policy), weights(other.policy))
+    assert one.guardrails.state_dict() == other.guardrails.state_dict()
+    assert not list((tmp_path / "killed").glob(".writing-*"))
 
 
 def test_a_full_disk_is_said_and_costs_nothing_that_was_written(
