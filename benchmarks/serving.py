@@ -3,6 +3,8 @@
     python benchmarks/serving.py --model DIR                    # starts a vLLM of its own
     python benchmarks/serving.py --model DIR --python PYTHON    # another environment's vLLM
     python benchmarks/serving.py --url http://HOST:PORT/v1 --served NAME [ADAPTER]
+    python benchmarks/serving.py --model DIR --merged           # the same with publish="merged"
+    python benchmarks/serving.py --join MERGED.json             # adds one result file to another
     python benchmarks/serving.py --small                        # no model: to see that it works
     python benchmarks/serving.py --table                        # results into docs/performance.md
 
@@ -168,6 +170,7 @@ def server_of(
             max_batch=chosen.max_batch,
             max_model_len=2048,
             gpu_memory_utilization=chosen.gpu_memory,
+            publish="merged" if chosen.merged else "adapter",
             start_timeout=900,
             extra_args=tuple(chosen.engine_arg),
         )
@@ -178,7 +181,7 @@ def server_of(
 def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Record:
     """Everything, one after the other."""
     record = Record(chosen.out)
-    record.note(load_before=os.getloadavg()[0], gpus=gpus(), arguments=sys.argv[1:])
+    record.note(load_before=os.getloadavg()[0], gpus=gpus(), arguments=sys.argv[1:], tokens=sizes.tokens)
     started = time.perf_counter()
     last = [0.0]
 
@@ -196,7 +199,8 @@ def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Recor
             chosen.python = profiling.python
         load = stack.enter_context(Load(sizes.processes))
         server = stack.enter_context(server_of(chosen, directory, runner, say))
-        record.note(server=server.facts, encoding=encoding(server.root))
+        record.note(**{"merged_server" if chosen.merged else "server": server.facts})
+        record.note(encoding=encoding(server.root))
         console.print(f"ready: {server.facts} {record.facts['encoding']}")
         if profiling is not None:
             profile(server, load, sizes, profiling, console)
@@ -204,7 +208,7 @@ def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Recor
         most = max(concurrency for concurrency, _, _ in sizes.plan)
         passed_on = stack.enter_context(gateways(server, most))
         throughput(server, passed_on, load, sizes, record, console)
-        if server.engine is not None:
+        if server.engine is not None and not chosen.merged:
             acts(server, load, sizes, record, directory, runner, console)
         record.note(seconds=time.perf_counter() - started)
     return record
@@ -275,7 +279,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     chosen = parser.parse_args(arguments)
     if chosen.small:
         chosen.out = None
-    elif not (chosen.table or chosen.url or chosen.model):
+    elif not (chosen.table or chosen.join or chosen.url or chosen.model):
         parser.error("say what to measure: --model, --url or --small")
     if chosen.url and not chosen.served:
         parser.error("--url needs --served: the name of the base model, and of an adapter if there is one")
@@ -305,6 +309,9 @@ def main() -> None:
     console = Console()
     if chosen.table:
         print(serving_table.into_docs(chosen.out))
+        return
+    if chosen.join:
+        print(serving_table.join(chosen.out, chosen.join))
         return
     record = measure(chosen, sizes_of(chosen), console)
     if record.rates:

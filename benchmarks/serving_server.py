@@ -16,6 +16,7 @@ import httpx
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.inference.vllm import VLLMEngine
+from art_core.inference.vllm_command import installed_vllm
 from art_core.types import PolicyVersion
 
 NAME = "bench"
@@ -57,9 +58,15 @@ def own_vllm(
     runner.run(engine.start())
     try:
         facts: dict[str, Any] = {"seconds_to_ready": time.perf_counter() - started}
+        python = config.python or Path(sys.executable)
+        facts |= {"vllm": f"vLLM {installed_vllm(python).version}", "model": Path(model).name}
         runner.run(engine.publish(PolicyVersion(NAME, 0), None))
+        clock = time.perf_counter()
         runner.run(engine.publish(PolicyVersion(NAME, 1), adapter))
+        facts["seconds_to_publish"] = time.perf_counter() - clock
         models = {"base": f"{NAME}@0", "adapter": f"{NAME}@1"}
+        if config.publish == "merged":
+            models = {"merged": f"{NAME}@1"}
         yield Server(engine.base_url, models, engine, adapter, facts)
     finally:
         runner.run(engine.close())

@@ -69,6 +69,19 @@ def show(console: Console, rates: Rates, found: Mapping[str, float]) -> None:
     console.print(bars)
 
 
+def join(results: Path, other: Path) -> Path:
+    """Add the rates and facts of another result file to one; what both have, the first keeps."""
+    into, more = (json.loads(path.read_text()) for path in (results, other))
+    raw, rates = into["raw"], into["raw"]["tokens_per_second"]
+    for concurrency, by_target in more["raw"]["tokens_per_second"].items():
+        mine = rates.setdefault(concurrency, {})
+        mine |= {target: by_way for target, by_way in by_target.items() if target not in mine}
+    into["raw"] = {**more["raw"], **raw}
+    into["ratios"] = ratios({int(c): by for c, by in rates.items()}, into["raw"])
+    results.write_text(json.dumps(into, indent=1) + "\n")
+    return results
+
+
 # -- the page ----------------------------------------------------------------------------------------------
 
 _HEADS = {
@@ -109,6 +122,9 @@ def _acts(raw: Mapping[str, Any]) -> list[str]:
     rows: list[str] = []
     if "seconds_to_ready" in raw.get("server", {}):
         rows.append(_row("start until it answers", f"{raw['server']['seconds_to_ready']:.0f} s"))
+    if "seconds_to_publish" in raw.get("merged_server", {}):
+        took = f"{raw['merged_server']['seconds_to_publish']:.1f} s"
+        rows.append(_row("merging a version, and reloading in place", took))
     publishing = raw.get("publishing") or {}
     if publishing.get("seconds"):
         rows.append(_row("adapter on disk to its first token", _seconds(publishing["seconds"])))

@@ -110,6 +110,23 @@ def test_the_tables_take_their_place_in_the_page_again_and_again(tmp_path: Path)
         assert "44000, 1500, 44000 MiB" in text
 
 
+def test_another_files_models_are_added_to_a_result(tmp_path: Path):
+    paths = []
+    for name, target, rate in (("a", "base", 100.0), ("b", "merged", 120.0)):
+        rates = {"256": {target: {"plain": [rate], "packed": [rate * 0.9]}}}
+        raw = {
+            "tokens_per_second": rates,
+            "server" if name == "a" else "merged_server": {"seconds_to_publish": 9.0},
+        }
+        paths.append(tmp_path / f"{name}.json")
+        paths[-1].write_text(json.dumps({"hardware": {"processor": "x"}, "ratios": {}, "raw": raw}))
+    joined = json.loads(serving_table.join(*paths).read_text())
+    assert set(joined["raw"]["tokens_per_second"]["256"]) == {"base", "merged"}
+    assert joined["ratios"]["recording_vs_plain_c256_merged"] == pytest.approx(0.9)
+    assert "| 256 | merged | 120 |  | 108 |  |" in serving_table.markdown(joined)
+    assert "merging a version, and reloading in place | 9.0 s" in serving_table.markdown(joined)
+
+
 def test_a_process_with_the_profiler_leaves_where_it_was_seen(tmp_path: Path):
     """Here in a process that starts the plugin as vLLM does."""
     profiling = Profiling(tmp_path / "samples", Path(sys.executable))
