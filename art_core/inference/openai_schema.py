@@ -6,7 +6,7 @@ cannot change the answer.
 Requests are pydantic models with ``extra="forbid"``. Answers are typed dictionaries, because they are
 built by us and only ever serialised. Fields that OpenAI does not have are vLLM's, in vLLM's shape:
 ``top_k``, ``stop_token_ids``, ``ignore_eos``, ``chat_template_kwargs``, ``return_token_ids`` in, and
-``prompt_token_ids``, ``token_ids``, ``stop_reason`` out.
+``prompt_token_ids``, ``token_ids``, ``stop_reason``, ``reasoning`` out.
 """
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -235,6 +235,7 @@ class MessageOut(TypedDict):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallOut]]
 
 
@@ -243,6 +244,7 @@ class Delta(TypedDict, total=False):
 
     role: Literal["assistant"]
     content: str
+    reasoning: str
     tool_calls: list[ToolCallOut]
 
 

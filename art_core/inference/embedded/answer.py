@@ -7,12 +7,14 @@ appears once in ``token_ids`` and in ``logprobs``, in order.
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from art_core.inference.embedded.job import Job, Output
+from art_core.inference.embedded.parsing import MessageParser
 from art_core.inference.embedded.sampling import Sampled
+from art_core.inference.embedded.spelling import Speller
 from art_core.inference.openai_schema import (
     ChatRequest,
     ChatResponse,
@@ -24,7 +26,8 @@ from art_core.inference.openai_schema import (
     TopLogprob,
     Usage,
 )
-from art_core.inference.tool_parsing import ParsedCall, parse_tool_calls
+from art_core.inference.reasoning_parsing import Thought
+from art_core.inference.tool_parsing import ParsedCall
 
 
 class Answer:
@@ -35,8 +38,9 @@ class Answer:
         job: what decodes it.
         tokenizer: the server thread's.
         changed: set whenever the job has something new.
+        spell: of the same tokenizer.
+        parser: makes what reads one choice's text.
         forced: how the prompt lets the assistant's message begin; belongs to its text.
-        parse_tools: whether the text is searched for tool calls.
     """
 
     def __init__(
@@ -46,15 +50,17 @@ class Answer:
         tokenizer: PreTrainedTokenizerBase,
         changed: asyncio.Event,
         *,
+        spell: Speller,
+        parser: Callable[[], MessageParser],
         forced: str = "",
-        parse_tools: bool = False,
     ) -> None:
         self.wanted = wanted
         self.job = job
         self.tokenizer = tokenizer
         self.changed = changed
+        self.parser = parser
         self.forced = forced
-        self.parse_tools = parse_tools
+        self._spell = spell
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
 
@@ -94,11 +100,13 @@ class Answer:
         text = self.tokenizer.decode(ids[: progress.visible], skip_special_tokens=not self.job.keep_special)
         assert isinstance(text, str)
         text = self.forced + text[: progress.text_end]
-        calls: list[ParsedCall] = []
-        content: str | None = text
-        if self.parse_tools:
-            content, calls = parse_tool_calls(text)
-        message: MessageOut = {"role": "assistant", "content": content}
+        parser = self.parser()
+        parts = [*parser.push(text), *parser.finish()]
+        calls = [part for part in parts if isinstance(part, ParsedCall)]
+        content = "".join(part for part in parts if isinstance(part, str))
+        message: MessageOut = {"role": "assistant", "content": (content or None) if calls else content}
+        if thoughts := "".join(part.text for part in parts if isinstance(part, Thought)):
+            message["reasoning"] = thoughts
         if calls:
             message["tool_calls"] = [tool_call(call) for call in calls]
         choice: Choice = {
@@ -113,22 +121,17 @@ class Answer:
         return choice
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:
-        text = self._spell(sampled.token)
+        text, spelled = self._spell(sampled.token)
         return {
             "token": text,
             "logprob": sampled.logprob,
-            "bytes": list(text.encode()),
+            "bytes": list(spelled),
             "top_logprobs": [self._top(token, logprob) for token, logprob in sampled.top],
         }
 
     def _top(self, token: int, logprob: float) -> TopLogprob:
-        text = self._spell(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-    def _spell(self, token: int) -> str:
-        text = self.tokenizer.decode([token])
-        assert isinstance(text, str)
-        return text
+        text, spelled = self._spell(token)
+        return {"token": text, "logprob": logprob, "bytes": list(spelled)}
 
 
 def finish_reason(reason: str | None, called: bool) -> str:

@@ -20,9 +20,11 @@ from art_core.config import EngineConfig
 from art_core.errors import ArtError, ChatTemplateError
 from art_core.inference.embedded.answer import Answer
 from art_core.inference.embedded.job import Job
+from art_core.inference.embedded.parsing import Forms, MessageParser
 from art_core.inference.embedded.prompt import encode, render
 from art_core.inference.embedded.sampling import SamplingParams
 from art_core.inference.embedded.scheduler import Scheduler
+from art_core.inference.embedded.spelling import Speller
 from art_core.inference.embedded.stream import AnswerStream
 from art_core.inference.embedded.tools import tool_use
 from art_core.inference.embedded.versions import ServedVersions, UnknownModelError
@@ -32,6 +34,8 @@ from art_core.inference.openai_schema import (
     error_response,
     parse_chat_request,
 )
+from art_core.inference.reasoning_parsing import CLOSE as END_OF_THOUGHT
+from art_core.inference.reasoning_parsing import opened_by
 from art_core.inference.tool_parsing import OPEN
 
 CLIENT_CLOSED = 499
@@ -44,6 +48,7 @@ def build_app(
     config: EngineConfig,
     versions: ServedVersions,
     scheduler: Scheduler,
+    forms: Forms,
 ) -> FastAPI:
     """The application.
 
@@ -53,8 +58,9 @@ def build_app(
         config: for its limits.
         versions: what ``model`` may name.
         scheduler: who decodes.
+        forms: what is read out of texts.
     """
-    api = _Api(tokenizer, end_token_ids, config, versions, scheduler)
+    api = _Api(tokenizer, end_token_ids, config, versions, scheduler, forms)
     app = FastAPI(title="art-langgraph embedded engine", openapi_url=None, docs_url=None, redoc_url=None)
     # Plain routes: requests are read by pydantic in one place, so that errors have OpenAI's format.
     app.add_route("/health", api.health, methods=["GET"])
@@ -106,7 +112,10 @@ class _Api:
         config: EngineConfig,
         versions: ServedVersions,
         scheduler: Scheduler,
+        forms: Forms,
     ) -> None:
+        self._forms = forms
+        self._spell = Speller(tokenizer)
         self._tokenizer = tokenizer
         self._end_token_ids = end_token_ids
         self._config = config
@@ -139,11 +148,14 @@ class _Api:
             raise InvalidParameterError("top_logprobs needs logprobs=true", "top_logprobs")
         if wanted.stream_options is not None and not wanted.stream:
             raise InvalidParameterError("stream_options needs stream=true", "stream_options")
-        use = tool_use(wanted)
+        use = tool_use(wanted, readable=self._forms.tools)
         text = render(self._tokenizer, wanted.messages, use.tools, wanted.chat_template_kwargs)
+        forced = use.forced
+        if forced and self._forms.reasoning and opened_by(text):
+            forced = f"{END_OF_THOUGHT}\n\n{forced}"  # a call inside a thought is none
         prompt = encode(self._tokenizer, text)
-        if use.forced:
-            prompt += encode(self._tokenizer, use.forced)
+        if forced:
+            prompt += encode(self._tokenizer, forced)
         params = self._params(wanted, len(prompt), use.stop)
         changed = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -158,8 +170,17 @@ class _Api:
                 notify=lambda: _notify(loop, changed),
             )
             self._scheduler.submit(job)
-        parse = use.tools is not None
-        return Answer(wanted, job, self._tokenizer, changed, forced=use.forced, parse_tools=parse)
+        return Answer(
+            wanted,
+            job,
+            self._tokenizer,
+            changed,
+            spell=self._spell,
+            parser=lambda: MessageParser(
+                tools=use.tools is not None, reasoning=self._forms.reasoning, prompt=text
+            ),
+            forced=forced,
+        )
 
     def _params(self, wanted: ChatRequest, prompt_tokens: int, tool_stop: tuple[str, ...]) -> SamplingParams:
         limit = self._config.max_model_len

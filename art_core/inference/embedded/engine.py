@@ -16,6 +16,7 @@ from pathlib import Path
 from art_core.config import EngineConfig
 from art_core.errors import EngineError
 from art_core.inference.embedded.api import build_app
+from art_core.inference.embedded.parsing import forms_of
 from art_core.inference.embedded.scheduler import Scheduler
 from art_core.inference.embedded.server import ServerThread
 from art_core.inference.embedded.versions import ServedVersions
@@ -36,7 +37,8 @@ class EmbeddedEngine:
         served_model: the name before ``@<n>``.
 
     Raises:
-        ConfigError: the model has layers that cannot be decoded here.
+        ConfigError: the model has layers that cannot be decoded here, or a parser is asked for that is not
+            here.
     """
 
     def __init__(self, policy: Policy, config: EngineConfig, *, served_model: str) -> None:
@@ -46,6 +48,7 @@ class EmbeddedEngine:
             # Beyond it the model would answer, but not as the model that it is.
             config = config.replace(max_model_len=longest)
         self._config = config
+        self._forms = forms_of(policy.base_model, _template(policy), config)
         self._versions = ServedVersions(served_model)
         # Fast tokenizers must not be used by two threads at once: one for the server, one for the loop.
         self._tokenizer = copy.deepcopy(policy.tokenizer)
@@ -75,7 +78,12 @@ class EmbeddedEngine:
         if self._server is not None:
             return
         app = build_app(
-            self._tokenizer, self._policy.end_token_ids, self._config, self._versions, self._scheduler
+            self._tokenizer,
+            self._policy.end_token_ids,
+            self._config,
+            self._versions,
+            self._scheduler,
+            self._forms,
         )
         server = ServerThread(app, self._config.host, self._config.port)
         self._scheduler.start()
@@ -139,3 +147,8 @@ class EmbeddedEngine:
         for version in self._versions.list():
             self._versions.remove(version)
             await asyncio.to_thread(self._policy.drop, version.name)
+
+
+def _template(policy: Policy) -> str | None:
+    template = policy.tokenizer.chat_template
+    return template if isinstance(template, str) else None

@@ -53,6 +53,9 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
     """A message as templates expect it: text content, arguments as objects."""
     plain = message.model_dump(exclude_unset=True)
     plain["content"] = _text(message.content, index)
+    # vLLM and its clients have two names for it; templates know this one.
+    if isinstance(thoughts := plain.pop("reasoning", None), str):
+        plain.setdefault("reasoning_content", thoughts)
     calls: list[dict[str, Any]] | None = plain.get("tool_calls")
     if calls:
         for call in calls:

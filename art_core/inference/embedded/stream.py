@@ -11,7 +11,8 @@ from art_core.inference.embedded.answer import Answer, finish_reason, tool_call
 from art_core.inference.embedded.job import Output, Progress
 from art_core.inference.embedded.text import Detokenizer
 from art_core.inference.openai_schema import ChatChunk, ChunkChoice, Delta, ToolCallOut
-from art_core.inference.tool_parsing import ParsedCall, ToolCallParser
+from art_core.inference.reasoning_parsing import Thought
+from art_core.inference.tool_parsing import ParsedCall
 
 
 class ChoiceStream:
@@ -26,7 +27,7 @@ class ChoiceStream:
         self._held = ""
         self._calls = 0
         self._text = Detokenizer(answer.tokenizer, keep_special=answer.job.keep_special)
-        self._tools = ToolCallParser() if answer.parse_tools else None
+        self._parser = answer.parser()
         # What may turn out to be the beginning of a stop text is not given out yet.
         self._hold = max((len(stop) - 1 for stop in answer.job.params.stop), default=0)
         self._forced = answer.forced
@@ -69,14 +70,15 @@ class ChoiceStream:
         return text
 
     def _delta(self, text: str, ends: bool) -> Delta:
-        if self._tools is None:
-            return {"content": text} if text else {}
-        found: list[str | ParsedCall] = [*self._tools.push(text)]
+        found = [*self._parser.push(text)]
         if ends:
-            found.extend(self._tools.finish())
-        content = "".join(part for part in found if isinstance(part, str))
+            found.extend(self._parser.finish())
+        delta: Delta = {}
+        if thoughts := "".join(part.text for part in found if isinstance(part, Thought)):
+            delta["reasoning"] = thoughts
+        if content := "".join(part for part in found if isinstance(part, str)):
+            delta["content"] = content
         calls = [self._call(part) for part in found if isinstance(part, ParsedCall)]
-        delta: Delta = {"content": content} if content else {}
         if calls:
             delta["tool_calls"] = calls
         return delta

@@ -28,11 +28,15 @@ class ToolUse:
     stop: tuple[str, ...] = ()
 
 
-def tool_use(wanted: ChatRequest) -> ToolUse:
+def tool_use(wanted: ChatRequest, *, readable: bool = True) -> ToolUse:
     """Read ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
+    Args:
+        wanted: the request.
+        readable: whether calls are read out of texts.
+
     Raises:
-        InvalidParameterError: a call is asked for and there is no such tool.
+        InvalidParameterError: a call is asked for and there is no such tool, or calls are not read.
     """
     choice = wanted.tool_choice
     if not wanted.tools:
@@ -41,6 +45,10 @@ def tool_use(wanted: ChatRequest) -> ToolUse:
         return ToolUse()
     if choice == "none":
         return ToolUse()
+    if not readable:
+        raise InvalidParameterError(
+            "tools: this engine was started with tool_call_parser=None, so it reads no calls", "tools"
+        )
     stop = (CLOSE,) if wanted.parallel_tool_calls is False else ()
     if isinstance(choice, NamedToolChoice):
         name = choice.function.name

@@ -1,0 +1,46 @@
+"""The engine conformance suite: one set of tests, over real HTTP, for every engine that serves a policy.
+
+    pytest tests/conformance/engine                                  # embedded (three templates) and the fake
+    pytest tests/conformance/engine --engine vllm                    # vLLM, CPU or CUDA, on a model made here
+    pytest tests/conformance/engine --engine vllm --model DIR --dtype bfloat16 --vllm-python PYTHON
+    pytest tests/conformance/engine --engine url --base-url http://host:8000/v1 --served-model NAME
+
+What an engine lacks is said in `helpers.engines.LACKS`, with the reason; its tests are skipped with it.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+from helpers import engines
+from helpers.engines import EngineUnderTest
+
+DEFAULT = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" in metafunc.fixturenames:
+        chosen = metafunc.config.getoption("--engine") or DEFAULT
+        metafunc.parametrize("engine", chosen, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
+def engine(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineUnderTest]:
+    option = request.config.getoption
+    folder = tmp_path_factory.mktemp("engine")
+    match request.param:
+        case "embedded":
+            made = engines.embedded("tiny", folder)
+        case "embedded-qwen2.5":
+            made = engines.embedded("qwen2.5", folder)
+        case "embedded-qwen3":
+            made = engines.embedded("qwen3", folder)
+        case "fake":
+            made = engines.fake()
+        case "vllm":
+            made = engines.vllm(option("--model"), folder, option("--vllm-python"), option("--dtype"))
+        case _:
+            made = engines.running(option("--base-url"), option("--served-model"))
+    with made as engine:
+        yield engine

@@ -1,0 +1,115 @@
+"""How tokens are chosen, and what ends a completion."""
+
+from typing import Any
+
+import pytest
+from helpers.answers import EXACT, say
+from helpers.engines import EngineUnderTest
+from helpers.parrot import FREE, HELLO, reply_ids
+
+both_ways = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+
+
+def free(engine: EngineUnderTest, **more: Any) -> list[int]:
+    return say(engine, engine.request(FREE, **{"max_tokens": 24, **EXACT, **more}), stream=False).ids
+
+
+def test_a_seed_gives_the_same_tokens_again(engine: EngineUnderTest) -> None:
+    engine.need("sampling")
+    assert free(engine, seed=7) == free(engine, seed=7)
+    assert free(engine, seed=7) != free(engine, seed=8)
+
+
+def test_choices_of_one_seed_differ_and_come_again(engine: EngineUnderTest) -> None:
+    engine.need("sampling")
+
+    def ask() -> list[list[int]]:
+        answer = engine.ask(FREE, n=3, seed=7, max_tokens=16, **EXACT)
+        return [choice["token_ids"] for choice in answer["choices"]]
+
+    first = ask()
+    assert len(set(map(tuple, first))) == 3
+    assert ask() == first
+
+
+def test_without_a_seed_answers_differ(engine: EngineUnderTest) -> None:
+    engine.need("sampling")
+    assert free(engine) != free(engine)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0}, {"top_k": 1}, {"top_p": 1e-6}], ids=str)
+def test_without_choice_the_likeliest_token_is_taken(
+    engine: EngineUnderTest, settings: dict[str, Any]
+) -> None:
+    engine.need("sampling")
+    greedy = say(
+        engine, engine.request(FREE, **EXACT, top_logprobs=1, max_tokens=12) | settings, stream=False
+    )
+    for entry in greedy.logprobs:
+        assert entry["logprob"] == max(entry["logprob"], *(t["logprob"] for t in entry["top_logprobs"]))
+
+
+def test_top_p_keeps_to_the_likeliest(engine: EngineUnderTest) -> None:
+    engine.need("sampling")
+    wide = say(
+        engine, engine.request(FREE, **EXACT, seed=1, max_tokens=100) | {"temperature": 3}, stream=False
+    )
+    narrow = say(
+        engine,
+        engine.request(FREE, **EXACT, seed=1, max_tokens=100) | {"temperature": 3, "top_p": 0.1},
+        stream=False,
+    )
+    assert sum(e["logprob"] for e in narrow.logprobs) > sum(e["logprob"] for e in wide.logprobs)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+@both_ways
+def test_a_limit_ends_a_completion(engine: EngineUnderTest, name: str, stream: bool) -> None:
+    body = engine.request(FREE, **EXACT)
+    del body["max_tokens"]
+    said = say(engine, {**body, name: 7}, stream=stream)
+    assert said.finish == "length"
+    assert len(said.ids) == len(said.logprobs) == 7
+
+
+@both_ways
+@pytest.mark.parametrize("stop", ["rld", ["nothing", "rld! C"]], ids=["text", "list"])
+def test_a_stop_text_ends_the_text_and_keeps_the_tokens(
+    engine: EngineUnderTest, stop: str | list[str], stream: bool
+) -> None:
+    said = say(engine, engine.request(HELLO, **EXACT, stop=stop), stream=stream)
+    assert said.content == "Hello, wo"
+    assert said.finish == "stop"
+    assert len(said.ids) == len(said.logprobs)
+    if "known ids" not in engine.lacks and engine.scripted:
+        whole = reply_ids(engine.tokenizer, HELLO)
+        assert said.ids == whole[: len(said.ids)]
+        assert "rld" in engine.tokenizer.decode(said.ids)
+        assert len(said.ids) < len(whole)
+
+
+def test_a_stop_text_is_named(engine: EngineUnderTest) -> None:
+    engine.need("stop tokens")
+    answer = engine.ask(HELLO, stop=["nothing", "rld"])
+    assert answer["choices"][0]["stop_reason"] == "rld"
+
+
+@both_ways
+def test_a_stop_token_ends_the_completion_and_is_one_of_its_tokens(
+    engine: EngineUnderTest, stream: bool
+) -> None:
+    engine.need("stop tokens", "known ids")
+    ids = reply_ids(engine.tokenizer, HELLO)
+    said = say(engine, engine.request(HELLO, **EXACT, stop_token_ids=[ids[3]]), stream=stream)
+    if not engine.scripted:
+        pytest.skip(f"{engine.name} may spell the reply in other tokens")
+    assert said.ids == ids[:4]
+    assert said.content == engine.tokenizer.decode(ids[:3])
+    assert said.finish == "stop"
+
+
+def test_an_end_token_may_be_ignored(engine: EngineUnderTest) -> None:
+    engine.need("sampling")
+    body = engine.request(HELLO, **EXACT, ignore_eos=True, max_tokens=40)
+    body.pop("structured_outputs", None)
+    assert len(say(engine, body, stream=False).ids) == 40

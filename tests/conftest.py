@@ -1,0 +1,22 @@
+"""Options of the whole test suite."""
+
+from pathlib import Path
+
+import pytest
+
+ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "url")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("engine conformance (tests/conformance/engine)")
+    group.addoption(
+        "--engine",
+        action="append",
+        choices=ENGINES,
+        help="an engine to test, may be given again; default: all that need no other process",
+    )
+    group.addoption("--model", type=Path, help="vllm: a model's directory; default: one that tests make")
+    group.addoption("--vllm-python", type=Path, help="vllm: the interpreter that has it")
+    group.addoption("--dtype", default="float32", choices=("float32", "bfloat16"), help="vllm: weights' type")
+    group.addoption("--base-url", help="url: an engine that runs already, ending in /v1")
+    group.addoption("--served-model", help="url: the name that requests use")
