@@ -54,6 +54,8 @@ from benchmarks.serving_server import (
 )
 
 WAYS = ("plain", "spelled", "packed", "gateway")
+STREAMED = ", streamed"
+"""Ends the name of a target whose answers come in chunks."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Sizes:
         tokens: of each answer.
         plan: for each number of requests at once, in the order of measuring: rounds and repetitions.
         publishes: new versions while requests run.
+        streamed: at this number of requests at once, answers that come in chunks are measured as well.
         sleeps: times that the server is put to sleep.
         processes: that make requests.
         seconds: after so long no repetition beyond the first is begun.
@@ -71,13 +74,14 @@ class Sizes:
 
     tokens: int = 128
     plan: tuple[tuple[int, int, int], ...] = ((256, 2, 3), (64, 2, 2), (1, 2, 2), (1024, 1, 1))
+    streamed: int = 64
     publishes: int = 3
     sleeps: int = 2
     processes: int = 6
     seconds: float = 200.0
 
 
-SMALL = Sizes(tokens=16, plan=((8, 2, 2), (1, 2, 1)), publishes=0, sleeps=0, processes=2)
+SMALL = Sizes(tokens=16, plan=((8, 2, 2), (1, 2, 1)), streamed=8, publishes=0, sleeps=0, processes=2)
 
 
 @dataclass
@@ -125,17 +129,30 @@ def throughput(
 ) -> None:
     """All ways to ask, for each of the server's models, at each number of requests at once."""
     until = time.monotonic() + sizes.seconds
-    turns = [(target, way) for target in server.models for way in WAYS]
     number = 1_000_000
 
     def job(target: str, way: str, concurrency: int, rounds: int) -> Job:
         nonlocal number
         number += concurrency * rounds
-        url = passed_on[target] if way == "gateway" else server.url
+        model = target.removesuffix(STREAMED)
+        url = passed_on[model] if way == "gateway" else server.url
         asked: Any = "plain" if way == "gateway" else way
-        return Job(url, server.models[target], asked, concurrency, rounds, sizes.tokens, first=number)
+        return Job(
+            url,
+            server.models[model],
+            asked,
+            concurrency,
+            rounds,
+            sizes.tokens,
+            stream=target.endswith(STREAMED),
+            first=number,
+        )
 
     for concurrency, rounds, repetitions in sizes.plan:
+        targets = [*server.models]
+        if concurrency == sizes.streamed:
+            targets.append(next(iter(server.models)) + STREAMED)
+        turns = [(target, way) for target in targets for way in WAYS]
         for target, way in turns:  # connections, graphs, caches
             load.run(job(target, way, min(concurrency, 64), 1))
         for repetition in range(repetitions):
@@ -150,7 +167,7 @@ def throughput(
                     continue
                 record.add(concurrency, target, way, outcome.rate)
                 took = f"{outcome.rate:9,.0f} tokens/s  {outcome.seconds:6.2f} s"
-                console.print(f"{concurrency:5d} at once  {target:8s} {way:8s} {took}")
+                console.print(f"{concurrency:5d} at once  {target:14s} {way:8s} {took}")
 
 
 @contextmanager

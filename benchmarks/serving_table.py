@@ -29,7 +29,7 @@ def ratios(rates: Rates, facts: Mapping[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for concurrency, by_target in rates.items():
         for target, by_way in by_target.items():
-            ending = f"c{concurrency}" if target == "base" else f"c{concurrency}_{target}"
+            ending = f"c{concurrency}" if target == "base" else f"c{concurrency}_{target.replace(', ', '_')}"
             for name, way, other in (
                 ("recording_vs_plain", "packed", "plain"),
                 ("stock_recording_vs_plain", "spelled", "plain"),
