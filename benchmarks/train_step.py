@@ -32,6 +32,7 @@ from benchmarks.train_step_ways import (  # noqa: E402 - see the line above
     MERGED_PEERS,
     NEEDS_UNSLOTH,
     OURS,
+    TREES,
     WAYS,
     Job,
     needs_missing,
@@ -260,10 +261,9 @@ def ratios(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
             found[name] = round(ours["trained_tokens_per_s"] / theirs["trained_tokens_per_s"], 3)
             found[f"{name}_memory"] = round(ours["peak_gib"] / theirs["peak_gib"], 3)
 
-    tree = ("tree_fused", "tree_modules")
     models = list(dict.fromkeys(r["model"] for r in runs))
     for model in models:
-        ours = best(runs, model, "w1", tree)
+        ours = best(runs, model, "w1", TREES)
         compare(f"w1_tree_vs_best_peer_{model}", ours, best(runs, model, "w1", MERGED_PEERS))
         for way in (*MERGED_PEERS, "packed_fused", "padded_fused"):
             compare(f"w1_tree_vs_{way}_{model}", ours, best(runs, model, "w1", [way]))
@@ -278,7 +278,7 @@ def ratios(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
             best(runs, model, "w3", OURS),
             best(runs, model, "w3", MERGED_PEERS),
         )
-        sizes = {n: best(runs, model, f"g{n}", tree) for n in (4, 8, 16, 32)}
+        sizes = {n: best(runs, model, f"g{n}", TREES) for n in (4, 8, 16, 32)}
         if sizes[4] and sizes[32]:
             cost = sizes[32]["step_s"] / sizes[4]["step_s"]
             unique = sizes[32]["work"]["unique"] / sizes[4]["work"]["unique"]

@@ -381,8 +381,22 @@ def tree_modules(job: Job) -> Way:
 
 
 def tree_fused(job: Job) -> Way:
-    """Our tree in fused kernels."""
+    """Our tree in fused kernels, as it is by default."""
     return trained(job, peft_policy(job, "fused"))
+
+
+def tree_flex(job: Job) -> Way:
+    """The same with FlexAttention alone."""
+    policy = peft_policy(job, "fused")
+    policy.attention = "flex"
+    return trained(job, policy)
+
+
+def tree_trunk(job: Job) -> Way:
+    """The same with trunks by a dense kernel, whatever their share."""
+    policy = peft_policy(job, "fused")
+    policy.attention = "trunk"
+    return trained(job, policy)
 
 
 def packed_fused(job: Job) -> Way:
@@ -423,6 +437,8 @@ WAYS: dict[str, Callable[[Job], Way]] = {
     "unsloth_rows": unsloth_rows,
     "peft_rows": peft_rows,
     "unsloth_policy": unsloth_policy,
+    "tree_flex": tree_flex,
+    "tree_trunk": tree_trunk,
     "tree_modules": tree_modules,
     "trl": trl,
     "trl_unsloth": trl_unsloth,
@@ -430,7 +446,8 @@ WAYS: dict[str, Callable[[Job], Way]] = {
     "packed_fused": packed_fused,
     "peft_step_rows": peft_step_rows,
 }
-OURS = ("tree_fused", "tree_modules", "packed_fused", "padded_fused", "unsloth_policy")
+TREES = ("tree_fused", "tree_flex", "tree_trunk", "tree_modules")
+OURS = (*TREES, "packed_fused", "padded_fused", "unsloth_policy")
 MERGED_PEERS = ("unsloth_rows", "peft_rows", "trl", "trl_unsloth")
 NEEDS_UNSLOTH = ("unsloth_rows", "trl_unsloth", "unsloth_policy")
 

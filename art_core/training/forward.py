@@ -18,12 +18,20 @@ from art_core.training import attention
 from art_core.training.attention import BLOCK, TreeMask, padded_exits
 from art_core.training.kernels import Attend, FusedDecoder
 from art_core.training.layout import Layout
+from art_core.training.trunk_attention import TrunkAttention, dense_kernel, rectangle_share
 
 logger = logging.getLogger(__name__)
+
+WORTH_A_TRUNK = 0.5
+"""Share of all pairs that must lie between branches and long trunks, for those to be computed apart."""
 
 Kernels = Literal["auto", "fused", "modules"]
 """``fused``: the functions of `kernels`; ``modules``: transformers' and PEFT's own; ``auto``: fused on CUDA
 for the models that they know, else the modules."""
+
+Attention = Literal["auto", "flex", "trunk"]
+"""How trees are attended to under fused kernels on CUDA. ``flex``: FlexAttention alone; ``trunk``: long trunks
+by a dense kernel (`trunk_attention`); ``auto``: ``trunk`` where most of the work lies in one."""
 
 AdapterCompute = Literal["auto", "model", "float32"]
 """Type in which adapters compute under fused kernels: the model's, or float32. ``auto`` is the model's."""
@@ -36,15 +44,22 @@ class LayoutForward:
         model: of transformers, its linear layers adapted by PEFT.
         kernels: what runs the layers.
         adapter_compute: type in which adapters compute under fused kernels.
+        attention: how trees are attended to under fused kernels.
 
     Raises:
         ConfigError: fused kernels were asked for by name and do not know this model.
     """
 
     def __init__(
-        self, model: Any, *, kernels: Kernels = "auto", adapter_compute: AdapterCompute = "auto"
+        self,
+        model: Any,
+        *,
+        kernels: Kernels = "auto",
+        adapter_compute: AdapterCompute = "auto",
+        attention: Attention = "auto",
     ) -> None:
         self._model = model
+        self._attention: Attention = attention
         self._fused: FusedDecoder | None = None
         cuda = model.device.type == "cuda"
         if kernels == "fused" or (kernels == "auto" and cuda):
@@ -69,11 +84,14 @@ class LayoutForward:
             dropping: adapters drop something now, which only the modules know how to do.
         """
         device = self._model.device
-        token_ids, positions, mask = _padded(layout, device)
-        ids = torch.from_numpy(token_ids).to(device)
+        fused = None if dropping else self._fused
+        trunk = fused is not None and self._by_trunk(layout)
+        token_ids, positions, mask = _padded(layout, device, to_blocks=not trunk)
+        ids = torch.from_numpy(np.ascontiguousarray(token_ids)).to(device)
         places = torch.from_numpy(np.ascontiguousarray(positions)).to(device)
-        if self._fused is not None and not dropping:
-            hidden = self._fused.run(ids, places, attend_by(mask), checkpointing=checkpointing)
+        if fused is not None:
+            attend = TrunkAttention(mask) if trunk and mask is not None else attend_by(mask)
+            hidden = fused.run(ids, places, attend, checkpointing=checkpointing)
         else:
             with _checkpointed(self._model.get_decoder(), checkpointing):
                 hidden = self._model.get_decoder()(
@@ -84,13 +102,28 @@ class LayoutForward:
                 ).last_hidden_state
         return hidden.flatten(0, 1)
 
+    def _by_trunk(self, layout: Layout) -> bool:
+        """Whether a dense kernel takes this layout's trunks."""
+        exits, device = layout.exits, self._model.device
+        if exits is None or self._attention == "flex":
+            return False
+        if self._attention == "auto" and (device.type != "cuda" or rectangle_share(exits) < WORTH_A_TRUNK):
+            return False
+        config = self._model.config.get_text_config()
+        heads, shared = config.num_attention_heads, config.num_key_value_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        example = torch.empty(1, heads, 1, width, dtype=self._model.dtype, device=device)
+        return dense_kernel(example, example[:, :shared]) is not None
 
-def _padded(layout: Layout, device: torch.device) -> tuple[np.ndarray, np.ndarray, TreeMask | None]:
+
+def _padded(
+    layout: Layout, device: torch.device, *, to_blocks: bool
+) -> tuple[np.ndarray, np.ndarray, TreeMask | None]:
     """On CUDA masked layouts are filled up to whole blocks; the places added see themselves alone."""
     if layout.exits is None:
         return layout.token_ids, layout.positions, None
     n = layout.token_ids.shape[1]
-    length = -(-n // BLOCK) * BLOCK if device.type == "cuda" else n
+    length = -(-n // BLOCK) * BLOCK if device.type == "cuda" and to_blocks else n
     more = ((0, 0), (0, length - n))
     mask = TreeMask(padded_exits(layout.exits, length), device)
     return np.pad(layout.token_ids, more), np.pad(layout.positions, more), mask

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from art_core.config import DTypeName, LoRAConfig
 from art_core.errors import CheckpointError, ConfigError, EngineError
 from art_core.training.attention import register
-from art_core.training.forward import AdapterCompute, Kernels, LayoutForward
+from art_core.training.forward import AdapterCompute, Attention, Kernels, LayoutForward
 from art_core.training.layout import PATHS, Layout
 from art_core.training.layout import Path as LayoutPath
 
@@ -77,6 +77,9 @@ class Policy(Protocol):
     path: LayoutPath
     """How trees are put before it from now on; one of `paths`."""
 
+    gradient_checkpointing: bool
+    """Whether a trained pass keeps its layers' inputs alone, and computes the rest again."""
+
     def states(self, layout: Layout) -> torch.Tensor:
         """Hidden states of a layout, by the flat index of its places  [places or more, width]."""
         ...
@@ -129,6 +132,7 @@ class PeftPolicy:
         seed: of the adapter's first weights.
         kernels: what runs the decoder's layers in training; see `Kernels`.
         adapter_compute: type in which adapters compute there; their weights are float32 either way.
+        attention: how trees are attended to there; see `Attention`.
 
     Attributes:
         gradient_checkpointing: keep the layers' inputs alone in a forward pass that is trained, and
@@ -144,9 +148,11 @@ class PeftPolicy:
         seed: int = 0,
         kernels: Kernels = "auto",
         adapter_compute: AdapterCompute = "auto",
+        attention: Attention = "auto",
     ) -> None:
         self.kernels: Kernels = kernels
         self.adapter_compute: AdapterCompute = adapter_compute
+        self.attention: Attention = attention
         targets = lora.target_modules
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -188,6 +194,7 @@ class PeftPolicy:
         seed: int = 0,
         kernels: Kernels = "auto",
         adapter_compute: AdapterCompute = "auto",
+        attention: Attention = "auto",
     ) -> "PeftPolicy":
         """Load a base model by hub name or directory.
 
@@ -206,7 +213,15 @@ class PeftPolicy:
                 f"base_model={base_model!r} cannot be loaded: it is neither a directory with a transformers "
                 f"model nor a hub name within reach ({str(unknown).splitlines()[0]})"
             ) from unknown
-        return cls(model, tokenizer, lora, seed=seed, kernels=kernels, adapter_compute=adapter_compute)
+        return cls(
+            model,
+            tokenizer,
+            lora,
+            seed=seed,
+            kernels=kernels,
+            adapter_compute=adapter_compute,
+            attention=attention,
+        )
 
     @property
     def device(self) -> torch.device:  # noqa: D102 - the protocol says it
@@ -268,7 +283,10 @@ class PeftPolicy:
     def states(self, layout: Layout) -> torch.Tensor:  # noqa: D102
         if self._forward is None:
             self._forward = LayoutForward(
-                self._causal_lm, kernels=self.kernels, adapter_compute=self.adapter_compute
+                self._causal_lm,
+                kernels=self.kernels,
+                adapter_compute=self.adapter_compute,
+                attention=self.attention,
             )
         return self._forward(layout, checkpointing=self.gradient_checkpointing, dropping=self._dropping)
 

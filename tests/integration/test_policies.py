@@ -89,6 +89,19 @@ def test_fused_kernels_are_the_models_own_modules(directories, arch: Arch):
         assert_same(found[1], found[0])
 
 
+def test_a_trunk_apart_from_its_branches_is_the_whole_tree(directories, monkeypatch: pytest.MonkeyPatch):
+    """The prompt by a dense kernel, the branches under a mask, joined by their log-sum-exps."""
+    monkeypatch.setattr("art_core.training.trunk_attention.SHORTEST_TRUNK", 8)
+    policy = load(directories["qwen3"], kernels="fused")
+    expected = outcome(policy)
+    apart = load(directories["qwen3"], kernels="fused")
+    apart.attention = "trunk"
+    assert_same(outcome(apart), expected)
+    assert_same(outcome(apart, "packed"), expected)
+    apart.gradient_checkpointing = True
+    assert_same(outcome(apart), expected)
+
+
 @pytest.mark.parametrize("kernels", ["modules", "fused"])
 def test_checkpointing_changes_memory_and_nothing_else(directories, kernels: Kernels):
     policy = load(directories["qwen2"], kernels=kernels)

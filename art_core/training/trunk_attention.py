@@ -1,0 +1,406 @@
+"""Attention of trees with long trunks: the trunk by a dense kernel, the branches by FlexAttention.
+
+Invariant: the result and its gradient are those of attention under the tree's whole mask.
+
+A group's prompt is a trunk that every later token attends to in full. Those pairs are a rectangle without a
+mask, most of an agent group's work, and dense kernels (cuDNN's, FlashAttention's) do it faster than any
+block-sparse one. What a token sees in the trunk and what it sees in its own branch are two softmaxes; from
+their log-sum-exps they are joined exactly (online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). In
+the backward pass the dense kernel is given the joined output and log-sum-exp, so that its probabilities and
+its row sums are those of the whole softmax, as in ring attention (Liu et al. 2023, arXiv:2310.01889).
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+from art_core.training.attention import TreeMask
+from art_core.training.token_tree import Ints
+
+logger = logging.getLogger(__name__)
+
+aten = torch.ops.aten
+
+SHORTEST_TRUNK = 512
+"""Shorter trunks are left to FlexAttention: a rectangle must be worth its kernel."""
+
+
+class Root(NamedTuple):
+    """One tree of the forest that a row of places is.
+
+    Attributes:
+        start: its first place.
+        branch: the first place that is not in its trunk.
+        end: one past its last place.
+    """
+
+    start: int
+    branch: int
+    end: int
+
+
+def roots(exits: Ints) -> list[Root]:
+    """The trees of a forest, and how far their trunks go.
+
+    Args:
+        exits: one past each place's last descendant  [places].
+    """
+    found: list[Root] = []
+    start = 0
+    while start < len(exits):
+        end = int(exits[start])
+        other = exits[start:end] != end
+        branch = start + int(other.argmax()) if other.any() else end
+        found.append(Root(start, branch, end))
+        start = end
+    return found
+
+
+def rectangle_share(exits: Ints) -> float:
+    """How much of all pairs that attend lies between branches and trunks long enough to be worth it."""
+    pairs = float((exits - np.arange(len(exits))).sum())
+    inside = sum((r.end - r.branch) * (r.branch - r.start) for r in roots(exits) if _worth_it(r))
+    return inside / pairs
+
+
+def _worth_it(root: Root) -> bool:
+    return root.branch - root.start >= SHORTEST_TRUNK and root.end > root.branch
+
+
+# -- dense kernels that give and take log-sum-exps ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DenseKernel:
+    """A kernel for attention without a mask, or causal among equally many queries and keys.
+
+    Attributes:
+        forward: (query, key, value, causal, scale) to output, log-sum-exp [1, heads, queries] and what
+            ``backward`` wants back.
+        backward: (gradient, query, key, value, output, log-sum-exp, kept, causal, scale) to the gradients
+            of query, key and value.
+    """
+
+    forward: Callable[..., tuple[Tensor, Tensor, Any]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+
+def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
+    out, lse, *kept, _ = aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, is_causal, False, scale=scale
+    )
+    return out, lse.view(lse.shape[:3]), (kept, lse.shape)
+
+
+def _cudnn_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
+) -> Any:
+    (cum_q, cum_k, max_q, max_k, seed, offset), shape = kept
+    is_causal, scale = how
+    return aten._scaled_dot_product_cudnn_attention_backward(
+        grad, q, k, v, out, lse.contiguous().view(shape), seed, offset, None, cum_q, cum_k, max_q, max_k,
+        0.0, is_causal, scale=scale,
+    )  # fmt: skip
+
+
+def _flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
+    out, lse, *kept, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, False, scale=scale)
+    return out, lse, kept
+
+
+def _flash_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
+) -> Any:
+    cum_q, cum_k, max_q, max_k, seed, offset = kept
+    is_causal, scale = how
+    return aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, out, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, is_causal, seed, offset,
+        scale=scale,
+    )  # fmt: skip
+
+
+def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
+    return out, lse, ()
+
+
+def _cpu_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
+) -> Any:
+    is_causal, scale = how
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, q, k, v, out, lse.contiguous(), 0.0, is_causal, scale=scale
+    )
+
+
+def _sharing_keys(kernel: DenseKernel) -> DenseKernel:
+    """The same for kernels that want as many key heads as query heads."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Any:
+        times = q.shape[1] // k.shape[1]
+        return kernel.forward(q, k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1), *how)
+
+    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        times = q.shape[1] // k.shape[1]
+        dq, dk, dv = kernel.backward(
+            grad, q, k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1), *rest
+        )
+        return dq, dk.unflatten(1, (-1, times)).sum(2), dv.unflatten(1, (-1, times)).sum(2)
+
+    return DenseKernel(forward, backward)
+
+
+CUDNN = DenseKernel(_cudnn_forward, _cudnn_backward)
+FLASH = DenseKernel(_flash_forward, _flash_backward)
+CPU = DenseKernel(_cpu_forward, _cpu_backward)
+
+CANDIDATES: dict[str, dict[str, DenseKernel]] = {
+    "cuda": {
+        "cudnn": CUDNN,
+        "flash": FLASH,
+        "cudnn, keys repeated": _sharing_keys(CUDNN),
+        "flash, keys repeated": _sharing_keys(FLASH),
+    },
+    "cpu": {"cpu": _sharing_keys(CPU)},
+}
+"""By device, fastest first; the first that proves itself on a small case is used."""
+
+_chosen: dict[tuple[Any, ...], DenseKernel | None] = {}
+
+
+def dense_kernel(query: Tensor, key: Tensor) -> DenseKernel | None:
+    """The fastest kernel that does these shapes right; None when there is none."""
+    case = (query.device.type, query.dtype, query.shape[1], key.shape[1], query.shape[-1])
+    if case not in _chosen:
+        _chosen[case] = None
+        for name, kernel in CANDIDATES.get(query.device.type, {}).items():
+            wrong = _wrong(kernel, query, key)
+            if wrong is None:
+                logger.info("the trunks of token trees are attended to by the kernel %s", name)
+                _chosen[case] = kernel
+                break
+            logger.info("the kernel %s does not serve for trunks: %s", name, wrong)
+    return _chosen[case]
+
+
+@torch.no_grad()
+def _wrong(kernel: DenseKernel, query: Tensor, key: Tensor) -> str | None:
+    """What is wrong with a kernel on a small case of these heads and types; None when nothing is."""
+    generator = torch.Generator(query.device).manual_seed(0)
+
+    def random(heads: int, places: int) -> Tensor:
+        shape = (1, places, heads, query.shape[-1])
+        return torch.randn(shape, generator=generator, device=query.device, dtype=query.dtype).transpose(1, 2)
+
+    heads, shared = query.shape[1], key.shape[1]
+    exits = np.concatenate([np.full(128, 384), np.full(128, 256), np.full(128, 384)])
+    q, grad = random(heads, 384), random(heads, 384)
+    k, v = random(shared, 384), random(shared, 384)
+    matrix = TreeMask(exits, query.device).dense()
+    try:
+        with torch.enable_grad():
+            leaves = [t.detach().float().requires_grad_() for t in (q, k, v)]
+            wide = [t.repeat_interleave(heads // shared, dim=1) for t in leaves[1:]]
+            expected = torch.nn.functional.scaled_dot_product_attention(leaves[0], *wide, attn_mask=matrix)
+            expected.backward(grad.float())
+            own = [t.detach().requires_grad_() for t in (q, k, v)]
+            attend = TrunkAttention(TreeMask(exits, query.device), kernel=kernel, shortest=1)
+            out = attend(*own, query.shape[-1] ** -0.5)
+            out.backward(grad)
+    except Exception as failed:  # whatever a kernel raises, it only means that another one must do
+        return f"{type(failed).__name__}: {str(failed).splitlines()[0] if str(failed) else ''}"
+    limit = 0.03 if query.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    for name, a, b in (
+        ("output", out, expected),
+        *((f"gradient {i}", x.grad, y.grad) for i, (x, y) in enumerate(zip(own, leaves, strict=True))),
+    ):
+        if a is None or b is None:
+            return f"{name}: missing"
+        away = float((a.float() - b.float()).norm() / b.float().norm())
+        if not away < limit:
+            return f"{name} is {away:.2g} away, relative to its size"
+    return None
+
+
+# -- the whole -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """A root, and who sees whom behind its trunk: a `BlockMask` on CUDA, else a boolean matrix."""
+
+    root: Root
+    behind: Any
+
+
+class TrunkAttention:
+    """Attention under a tree's mask; see the module's docstring.
+
+    Args:
+        mask: who sees whom.
+        kernel: for the trunks; None: `dense_kernel`'s choice.
+        shortest: trunks of fewer places are left to FlexAttention; None: `SHORTEST_TRUNK`.
+    """
+
+    def __init__(
+        self, mask: TreeMask, *, kernel: DenseKernel | None = None, shortest: int | None = None
+    ) -> None:
+        shortest = SHORTEST_TRUNK if shortest is None else shortest
+        self._kernel = kernel
+        parts: list[Root] = []
+        for root in roots(mask.exits):
+            long = root.branch - root.start >= shortest
+            # Neighbours without a trunk are one forest to FlexAttention.
+            if not long and parts and parts[-1].branch == parts[-1].start:
+                parts[-1] = parts[-1]._replace(end=root.end)
+            else:
+                parts.append(root if long else root._replace(branch=root.start))
+        self._trees = [_Tree(part, _behind(mask, part)) for part in parts]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        """Shapes as in `attention.flex`."""
+        kernel = self._kernel or dense_kernel(query, key)
+        assert kernel is not None  # whoever chose this attention has asked `dense_kernel`
+        needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+        return _Attention.apply(query, key, value, self._trees, kernel, scale, needs)
+
+
+def _behind(mask: TreeMask, part: Root) -> Any:
+    if part.branch == part.end:
+        return None
+    own = TreeMask(mask.exits[part.branch : part.end] - part.branch, mask.device)
+    return own.blocks() if mask.device.type == "cuda" else own.dense()
+
+
+_compiled: dict[str, Any] = {}
+
+
+def _maybe_compiled(name: str, function: Any, like: Tensor) -> Any:
+    if like.device.type != "cuda":
+        return function
+    if name not in _compiled:
+        _compiled[name] = torch.compile(function)
+    return _compiled[name]
+
+
+def _flex_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Any:
+    out, aux = flex_attention(
+        q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1],
+        return_aux=AuxRequest(lse=True),
+    )  # fmt: skip
+    return out, aux.lse
+
+
+def _dense_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Any:
+    """The same where FlexAttention has no backward pass."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], dim=1).float() for t in (k, v))
+    scores = (q.float() @ k.transpose(-1, -2) * scale).masked_fill(~mask, -torch.inf)
+    lse = scores.logsumexp(-1)
+    return ((scores - lse[..., None]).exp() @ v).to(q.dtype), lse
+
+
+def _join(a: Tensor, a_lse: Tensor, b: Tensor, b_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Two softmaxes over disjoint keys as one  [1, heads, n, width], [1, heads, n]."""
+    lse = torch.logaddexp(a_lse.float(), b_lse.float())
+    out = a.float() * (a_lse - lse).exp()[..., None] + b.float() * (b_lse - lse).exp()[..., None]
+    return out.to(a.dtype), lse
+
+
+def _part_gradients(
+    grad: Tensor, out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of one of the two softmaxes and of its log-sum-exp, from that of the whole."""
+    weight = (part_lse - lse).exp()[..., None]
+    wide = grad.float()
+    through = (wide * (part.float() - out.float())).sum(-1)
+    return (wide * weight).to(grad.dtype), through * weight[..., 0]
+
+
+class _Attention(torch.autograd.Function):
+    """All trees of a row. Everything that the branches' backward needs is kept by FlexAttention's graph."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        trees: list[_Tree],
+        kernel: DenseKernel,
+        scale: float,
+        needs: bool,
+    ) -> Tensor:
+        flex = _flex_with_lse if q.device.type == "cuda" else _dense_with_lse
+        flex = _maybe_compiled("flex", flex, q)
+        join = _maybe_compiled("join", _join, q)
+        rows, heads, n, width = q.shape
+        out = q.new_empty(rows, n, heads, width).transpose(1, 2)
+        kept: list[Any] = []
+        for tree in trees:
+            start, branch, end = tree.root
+            trunk = trunk_kept = inner = lse = dense_kept = None
+            if branch > start:
+                parts = [t[:, :, start:branch] for t in (q, k, v)]
+                trunk, trunk_lse, trunk_kept = kernel.forward(*parts, True, scale)
+                out[:, :, start:branch] = trunk
+                trunk = (trunk, trunk_lse)
+            if tree.behind is not None:
+                leaves = [t[:, :, branch:end].detach().requires_grad_(needs) for t in (q, k, v)]
+                with torch.set_grad_enabled(needs):
+                    found, found_lse = flex(*leaves, tree.behind, scale)
+                inner = (leaves, found, found_lse) if needs else None
+                found, found_lse = found.detach(), found_lse.detach()
+                if branch > start:
+                    seen, seen_lse, dense_kept = kernel.forward(
+                        q[:, :, branch:end], k[:, :, start:branch], v[:, :, start:branch], False, scale
+                    )
+                    found, lse = join(seen, seen_lse, found, found_lse)
+                out[:, :, branch:end] = found
+            kept.append((trunk, trunk_kept, inner, lse, dense_kept) if needs else None)
+        if needs:
+            ctx.save_for_backward(q, k, v, out)
+            ctx.kept, ctx.trees, ctx.kernel, ctx.scale = kept, trees, kernel, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        q, k, v, out = ctx.saved_tensors
+        kernel: DenseKernel = ctx.kernel
+        share = _maybe_compiled("share", _part_gradients, q)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        kept, ctx.kept = ctx.kept, None
+        for i, tree in enumerate(ctx.trees):
+            start, branch, end = tree.root
+            trunk, trunk_kept, inner, lse, dense_kept = kept[i]
+            kept[i] = None
+            before, after = slice(start, branch), slice(branch, end)
+            if trunk is not None:
+                parts = [t[:, :, before] for t in (q, k, v)]
+                found = kernel.backward(grad[:, :, before], *parts, *trunk, trunk_kept, True, ctx.scale)
+                for whole, part in zip((dq, dk, dv), found, strict=True):
+                    whole[:, :, before] = part
+            if inner is None:
+                continue
+            leaves, own, own_lse = inner
+            if lse is None:
+                found = torch.autograd.grad(own, leaves, grad[:, :, after])
+            else:
+                behind = grad[:, :, after], out[:, :, after]
+                gradients = share(*behind, lse, own.detach(), own_lse.detach())
+                found = torch.autograd.grad((own, own_lse), leaves, gradients)
+                seen = kernel.backward(
+                    behind[0], q[:, :, after], k[:, :, before], v[:, :, before], behind[1], lse, dense_kept,
+                    False, ctx.scale,
+                )  # fmt: skip
+                found = (found[0] + seen[0], *found[1:])
+                dk[:, :, before] += seen[1]
+                dv[:, :, before] += seen[2]
+            for whole, part in zip((dq, dk, dv), found, strict=True):
+                whole[:, :, after] = part
+        return dq, dk, dv, None, None, None, None
