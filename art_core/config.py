@@ -6,7 +6,7 @@ Invariant: an unknown or out-of-range setting is refused with its name, before a
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from art_core.errors import ConfigError
 
@@ -232,7 +232,19 @@ class TrainConfig(Settings):
     sft_own_best: int = Field(
         default=0, ge=0, description="best rollouts of each group that are imitated too (rejection sampling)"
     )
-    token_budget: int = Field(default=1024, ge=16, description="most token-tree nodes in one forward pass")
+    token_budget: int | Literal["auto"] = Field(
+        default="auto",
+        description="most tokens in one forward pass; lowered by itself when memory runs out; auto: what "
+        "fits on the GPU, as measured once; 1024 on a CPU",
+    )
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        default="auto",
+        description="keep only the layers' inputs of a pass and compute the rest again: less memory, a "
+        "third more time; auto: when smaller passes would not help",
+    )
+    optimizer_offload: bool = Field(
+        default=False, description="keep the optimizer's state in the host's memory, and step there"
+    )
     max_sample_tokens: int | None = Field(
         default=None,
         ge=2,
@@ -254,6 +266,13 @@ class TrainConfig(Settings):
         default_factory=GuardrailConfig,
         description="when updates are refused and training is slowed or ended",
     )
+
+    @field_validator("token_budget")
+    @classmethod
+    def _large_enough(cls, budget: int | str) -> int | str:
+        if isinstance(budget, int) and budget < 16:
+            raise ValueError("at least 16 tokens must fit into a pass")
+        return budget
 
     @model_validator(mode="after")
     def _read_by_something(self) -> Self:
@@ -299,7 +318,7 @@ class ParallelConfig(Settings):
     def _one_device_each(self) -> Self:
         if self.devices is not None and len(set(self.devices)) != self.processes:
             raise ValueError(
-                f"processes={self.processes} need as many different devices, devices={self.devices} were given"
+                f"processes={self.processes} need as many different devices; given: {self.devices}"
             )
         return self
 
@@ -420,7 +439,8 @@ class EngineConfig(Settings):
             raise ValueError("api_key is for kind='external'; servers of ours ask for none")
         if self.publish == "merged" and self.kind in ("embedded", "external"):
             raise ValueError(
-                f"publish='merged' with kind={self.kind!r}: only a vLLM that is started here reads new weights"
+                f"publish='merged' with kind={self.kind!r}: only a vLLM that is started here reads new "
+                "weights"
             )
         if self.replicas > 1 and self.kind in ("embedded", "external"):
             raise ValueError(

@@ -18,6 +18,7 @@ from art_core.errors import ConfigError
 from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
 from art_core.training.coefficients import Coefficients
+from art_core.training.footprint import found_budget
 from art_core.training.guardrails import Guardrails, TrainEvent
 from art_core.training.memory import TokenBudget
 from art_core.training.optimizer import Optimizer, scheduled_rate
@@ -65,8 +66,13 @@ class Trainer:
         self.config = config
         self.ranks: Ranks = ranks or Alone()
         self.budget = TokenBudget(
-            config.token_budget, self.ranks, policy.trainable_parameters(), lambda: policy.path
+            self._token_budget(),
+            self.ranks,
+            policy.trainable_parameters(),
+            lambda: policy.path,
+            self._relieve_memory,
         )
+        self._set_checkpointing()
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = self._new_optimizer()
         self.sft_optimizer = self._new_optimizer()
@@ -78,7 +84,22 @@ class Trainer:
             self.policy.trainable_parameters(),
             weight_decay=self.config.weight_decay,
             max_grad_norm=self.config.max_grad_norm,
+            offload=self.config.optimizer_offload,
         )
+
+    def _token_budget(self) -> int | Callable[[], int]:
+        budget = self.config.token_budget
+        return (lambda: found_budget(self.policy, self.ranks)) if budget == "auto" else budget
+
+    def _set_checkpointing(self) -> None:
+        if self.config.gradient_checkpointing != "auto":
+            self.policy.gradient_checkpointing = self.config.gradient_checkpointing
+
+    def _relieve_memory(self) -> str | None:
+        if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:
+            return None
+        self.policy.gradient_checkpointing = True
+        return "gradient checkpointing switched on"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, beside the adapter and the configuration."""
@@ -100,9 +121,10 @@ class Trainer:
 
     def set_config(self, config: TrainConfig) -> None:
         """Train on with other settings, from the next call on. The optimizer goes on as it is."""
-        if config.token_budget != self.config.token_budget:
-            self.budget.nodes = config.token_budget
-        self.config = config
+        before, self.config = self.config, config
+        if config.token_budget != before.token_budget:
+            self.budget.reset(self._token_budget())
+        self._set_checkpointing()
         self.guardrails.config = config.guardrails
         for optimizer in (self.optimizer, self.sft_optimizer):
             optimizer.reconfigure(weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)

@@ -1,7 +1,8 @@
 """The token budget: how much of a tree goes into one forward pass, and what happens when memory runs out.
 
-Invariant: work that ran out of memory leaves no gradient behind; it is repeated from the beginning with a
-smaller budget on every rank alike, or it ends in an error that says how much was too much.
+Invariant: work that ran out of memory leaves no gradient behind; it is repeated from the beginning, with a
+smaller budget or with less kept in memory, on every rank alike, or it ends in an error that says how much
+was too much.
 
 `TokenBudget.run` cuts a tree to the budget, hands this rank's share to the work, and asks all ranks
 whether it fitted.
@@ -34,30 +35,49 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, Exception) and should_reduce_batch_size(error)
 
 
+EFFICIENT = 4096
+"""Tokens of a pass below which keeping less in memory costs less than still smaller passes: each pass of a
+tree computes the path to it again."""
+
+
 class TokenBudget:
-    """Most nodes in one forward pass; lowered when memory runs out, and then kept.
+    """Most tokens in one forward pass; lowered when memory runs out, and then kept.
 
     Args:
-        nodes: the budget to begin with.
+        tokens: the budget to begin with, or what finds it when it is first needed.
         ranks: who shares the work.
         parameters: whose gradients the work accumulates.
         path: says how pieces are put before the model now.
+        relieve: lets passes of a size take less memory from now on, and says how; None: it cannot.
     """
 
     def __init__(
         self,
-        nodes: int,
+        tokens: int | Callable[[], int],
         ranks: Ranks,
         parameters: Sequence[torch.nn.Parameter],
         path: Callable[[], Path] = lambda: "tree",
+        relieve: Callable[[], str | None] = lambda: None,
     ) -> None:
-        self.nodes = nodes
+        self._tokens = tokens
+        self._relieve = relieve
         self._ranks = ranks
         self._parameters = list(parameters)
         self._path = path
         self._events: list[TrainEvent] = []
         # By a tree's identity; the tree is held, so that the identity stays its own.
         self._shares: dict[tuple[int, int, Path], tuple[TokenTree, Share]] = {}
+
+    @property
+    def tokens(self) -> int:
+        """The budget as it is now."""
+        if not isinstance(self._tokens, int):
+            self._tokens = self._tokens()
+        return self._tokens
+
+    def reset(self, tokens: int | Callable[[], int]) -> None:
+        """Begin again with another budget."""
+        self._tokens = tokens
 
     def take_events(self) -> list[TrainEvent]:
         """What was lowered since the last call."""
@@ -67,10 +87,10 @@ class TokenBudget:
     def share(self, tree: TokenTree) -> Share:
         """This rank's share of a tree, cut to the budget as it is now."""
         path = self._path()
-        key = (id(tree), self.nodes, path)
+        key = (id(tree), self.tokens, path)
         known = self._shares.get(key)
         if known is None or known[0] is not tree:
-            known = tree, share(tree, self.nodes, path=path, rank=self._ranks.rank, ranks=self._ranks.size)
+            known = tree, share(tree, self.tokens, path=path, rank=self._ranks.rank, ranks=self._ranks.size)
             self._shares[key] = known
         return known[1]
 
@@ -107,9 +127,9 @@ class TokenBudget:
                 too_much = str(error).splitlines()[0]
                 if ranks.sharded:
                     raise OutOfMemoryError(
-                        f"out of memory with pieces of at most {self.nodes} tokens ({too_much}); the other "
+                        f"out of memory with pieces of at most {self.tokens} tokens ({too_much}); the other "
                         "processes wait within the same pass of a sharded model, so it cannot be repeated: "
-                        f"start again with token_budget below {self.nodes}, or use more processes"
+                        f"start again with token_budget below {self.tokens}, or use more processes"
                     ) from error
             # The error is gone by now, and with it the frames that held the pass's tensors.
             if not ranks.any(too_much is not None):
@@ -124,17 +144,24 @@ class TokenBudget:
 
     def _lower(self, tree: TokenTree, why: str) -> None:
         longest = int(tree.depth.max()) + 1
-        if self.nodes <= longest:
+        if self.tokens <= max(longest, EFFICIENT) and (relief := self._relieve()) is not None:
+            self._note("gradient_checkpointing_on", f"{relief}: out of memory ({why})", self.tokens, None)
+            return
+        if self.tokens <= longest:
             raise OutOfMemoryError(
                 f"out of memory with a piece of at most {longest} tokens, the length of the longest path "
                 f"({why}); a path is never cut: shorten prompts or answers, train with "
                 "gradient_checkpointing=True, lower the engine's share of the GPU, or shard the model over "
                 "several processes (strategy='fsdp2')"
             )
-        before, self.nodes = self.nodes, max(longest, self.nodes // 2)
-        message = f"token budget lowered from {before} to {self.nodes}: out of memory ({why})"
+        before = self.tokens
+        self._tokens = max(longest, before // 2)
+        message = f"token budget lowered from {before} to {self._tokens}: out of memory ({why})"
+        self._note("token_budget_lowered", message, self._tokens, before)
+
+    def _note(self, kind: str, message: str, value: float, limit: float | None) -> None:
         logger.warning(message)
-        self._events.append(TrainEvent("token_budget_lowered", message, self.nodes, before))
+        self._events.append(TrainEvent(kind, message, value, limit))
 
 
 def _release() -> None:

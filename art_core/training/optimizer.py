@@ -36,15 +36,23 @@ class Optimizer:
         parameters: what is updated.
         weight_decay: decoupled weight decay.
         max_grad_norm: gradients whose norm is larger are scaled down to it.
+        offload: keep the state, twice the parameters' size, in the host's memory and step there; gradients
+            and new weights are copied over.
     """
 
     def __init__(
-        self, parameters: Sequence[torch.nn.Parameter], *, weight_decay: float, max_grad_norm: float
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        *,
+        weight_decay: float,
+        max_grad_norm: float,
+        offload: bool = False,
     ) -> None:
         self.parameters = list(parameters)
+        self._hosts = [_on_host(p) for p in self.parameters] if offload else self.parameters
         self.max_grad_norm = max_grad_norm
         self.updates = 0
-        self._adamw = torch.optim.AdamW(self.parameters, lr=0.0, weight_decay=weight_decay)
+        self._adamw = torch.optim.AdamW(self._hosts, lr=0.0, weight_decay=weight_decay)
 
     def reconfigure(self, *, weight_decay: float, max_grad_norm: float) -> None:
         """Other settings from the next step on."""
@@ -54,7 +62,8 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Forget gradients."""
-        self._adamw.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def grad_norm(self) -> float:
         """Norm of all gradients together, as they are now; not finite when one of them is not."""
@@ -71,8 +80,22 @@ class Optimizer:
         torch.nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, torch.tensor(grad_norm))
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
-        self._adamw.step()
+        if self._hosts is self.parameters:
+            self._adamw.step()
+        else:
+            self._step_on_host()
         self.updates += 1
+
+    def _step_on_host(self) -> None:
+        with torch.no_grad():
+            for parameter, host in zip(self.parameters, self._hosts, strict=True):
+                # The weights too: a checkpoint may have been loaded into the model since the last step.
+                host.copy_(parameter)
+                host.grad = None if parameter.grad is None else parameter.grad.to("cpu")
+            self._adamw.step()
+            for parameter, host in zip(self.parameters, self._hosts, strict=True):
+                parameter.copy_(host)
+                host.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, beside the parameters."""
@@ -86,3 +109,8 @@ class Optimizer:
         """
         self._adamw.load_state_dict(state["adamw"])
         self.updates = int(state["updates"])
+
+
+def _on_host(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
+    copy = torch.empty_like(parameter, device="cpu", pin_memory=parameter.device.type == "cuda")
+    return torch.nn.Parameter(copy.copy_(parameter.detach()))

@@ -1,0 +1,133 @@
+"""The footprint: how much memory a forward and backward pass takes, and so how large a piece may be.
+
+Invariant: measuring leaves weights, gradients and random generators as they were.
+
+Two passes of different sizes are measured; a pass of ``n`` tokens then takes ``fixed + per_token * n`` bytes
+beyond what lies on the GPU anyway. What the line foretells wrongly, the back-off of `memory.TokenBudget`
+puts right.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+
+import torch
+
+from art_core.training.logprobs import entry_logprobs
+from art_core.training.measured import Measured, machine_key
+from art_core.training.policy import TRAINING, Policy
+from art_core.training.ranks import Ranks
+from art_core.training.samples import Sample
+from art_core.training.token_tree import TokenTree, build_tree
+
+logger = logging.getLogger(__name__)
+
+CPU_BUDGET = 1024
+"""Token budget where memory is not what limits it: larger pieces are no faster on a CPU."""
+
+SIZES = (512, 2048)
+"""Tokens of the passes that are measured."""
+
+SMALLEST, LARGEST = 512, 32768
+"""Bounds of what is found; beyond the upper one, a GPU is busy and larger pieces are no faster."""
+
+USED = 0.85
+"""Share of the memory left that is planned with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of a pass, in bytes.
+
+    Attributes:
+        fixed: whatever its size.
+        per_token: for each token of the piece.
+    """
+
+    fixed: float
+    per_token: float
+
+    def budget(self, available: float) -> int:
+        """The most tokens that fit into ``available`` bytes, in steps of 256 and within bounds."""
+        most = (USED * available - self.fixed) / max(self.per_token, 1.0)
+        return int(min(max(most // 256 * 256, SMALLEST), LARGEST))
+
+
+def found_budget(policy: Policy, ranks: Ranks) -> int:
+    """The token budget for this policy on this machine, the same on all ranks."""
+    if policy.device.type != "cuda":
+        return CPU_BUDGET
+    own = footprint(policy).budget(available_memory(policy.device))
+    each = torch.zeros(ranks.size, dtype=torch.int64)
+    each[ranks.rank] = own
+    budget = int(ranks.sum(each).min())
+    logger.info("token budget: %d tokens in a pass", budget)
+    return budget
+
+
+def footprint(policy: Policy) -> Footprint:
+    """What a pass of this policy takes, out of the table or measured now."""
+    table = Measured("footprint")
+    key = {
+        **machine_key(policy),
+        "path": policy.path,
+        "gradient_checkpointing": policy.gradient_checkpointing,
+        "sizes": SIZES,
+    }
+    known = table.get(key)
+    if known is not None:
+        return Footprint(**known)
+    small, large = (peak_memory(policy, probe(policy, size)) for size in SIZES)
+    per_token = max(large - small, 0) / (SIZES[1] - SIZES[0])
+    found = Footprint(max(small - per_token * SIZES[0], 0.0), per_token)
+    table.put(key, asdict(found))
+    return found
+
+
+def peak_memory(policy: Policy, tree: TokenTree) -> int:
+    """Bytes that a forward and backward pass takes beyond what lay on the GPU before it."""
+    device = policy.device
+    parameters = policy.trainable_parameters()
+    gradients = [p.grad for p in parameters]
+    taken = 0
+    for _ in range(2):  # the first one compiles and fills caches
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with policy.using(TRAINING):
+            entry_logprobs(policy, tree).logprob.sum().backward()
+        torch.cuda.synchronize(device)
+        taken = torch.cuda.max_memory_allocated(device) - before
+        for parameter in parameters:
+            parameter.grad = None
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    return taken
+
+
+def probe(policy: Policy, tokens: int) -> TokenTree:
+    """A tree of two branches, half of it prompt, as wide in the vocabulary as text is."""
+    half, quarter = tokens // 2, tokens // 4
+    known = min(1000, len(policy.tokenizer))
+    dice = torch.Generator().manual_seed(0)
+    words = torch.randint(0, known, (half + 2 * quarter,), generator=dice).tolist()
+    return build_tree(
+        [
+            Sample(
+                tuple(words[:half]),
+                (i, *words[half + i * quarter : half + (i + 1) * quarter - 1]),
+                (None,) * quarter,
+                1.0,
+                f"s{i}",
+                f"r{i}",
+            )
+            for i in range(2)
+        ]
+    )
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that this process may still take: what is free, and what it holds and does not use."""
+    free, total = torch.cuda.mem_get_info(device)
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    share = torch.cuda.get_per_process_memory_fraction(device)
+    return int(min(free + cached, share * total - torch.cuda.memory_allocated(device)))

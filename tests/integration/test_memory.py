@@ -1,0 +1,281 @@
+"""Memory: budgets that are lowered when a pass does not fit, and what is kept out of the GPU."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.ranks import FaultyPolicy, set_fault, tiny_policy
+from helpers.tiny import tiny_model
+from helpers.training import group, same, step, trajectory, weights
+
+from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
+from art_core.errors import OutOfMemoryError
+from art_core.training import checkpoints
+from art_core.training.footprint import CPU_BUDGET, SMALLEST, Footprint, footprint, peak_memory, probe
+from art_core.training.grpo import Trainer
+from art_core.training.measured import Measured, machine_key
+from art_core.training.memory import is_out_of_memory
+from art_core.training.optimizer import Optimizer
+from art_core.types import TrajectoryGroup
+
+PROMPT = 40
+CONFIG = TrainConfig(
+    learning_rate=1e-3,
+    kl_coef=0.1,
+    token_budget=1024,
+    gradient_checkpointing=False,
+    guardrails=GuardrailConfig(max_kl=None, max_norm_growth=None),
+)
+SAID = [
+    [{"role": "user", "content": "hello"}, {"role": "assistant", "content": word}]
+    for word in ("one", "two", "three", "four", "five", "six")
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Path:
+    return tmp_path / "faults.json"
+
+
+def trainer(model: Path, faults: Path, config: TrainConfig = CONFIG) -> Trainer:
+    return Trainer(tiny_policy(model, faults)("cpu"), config)
+
+
+def groups(seed: int) -> list[TrajectoryGroup]:
+    dice = random.Random(seed)
+
+    def answer() -> list[int]:
+        return [dice.randint(8, 40) for _ in range(8)]
+
+    return [
+        group(
+            *(
+                trajectory(
+                    f"{g}-{i}",
+                    dice.random(),
+                    step(f"{g}-{i}", [5, *[6 + g] * PROMPT], ids := answer(), logprobs=[-5.5] * len(ids)),
+                )
+                for i in range(8)
+            ),
+            scenario=f"s{g}",
+        )
+        for g in range(3)
+    ]
+
+
+def kinds(events: Sequence[object]) -> list[str]:
+    return [event.kind for event in events]  # type: ignore[attr-defined]
+
+
+def close(a: Trainer, b: Trainer) -> bool:
+    return all(
+        torch.allclose(x, y, atol=1e-5) for x, y in zip(weights(a.policy), weights(b.policy), strict=True)
+    )
+
+
+def test_a_pass_that_does_not_fit_is_made_again_in_smaller_ones_with_the_same_gradient(
+    model: Path, faults: Path
+):
+    unharmed = trainer(model, faults)
+    expected = unharmed.train(groups(0))
+    set_fault(faults, most_tokens=120)
+    lowered = trainer(model, faults)
+    report = lowered.train(groups(0))
+    assert kinds(report.events) == ["token_budget_lowered"] * 3
+    assert [(e.limit, e.value) for e in report.events] == [(1024, 512), (512, 256), (256, 128)]
+    assert "out of memory" in report.events[0].message
+    assert report.metrics["updates"] == 1
+    assert report.metrics["updates_skipped"] == 0
+    assert report.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-5)
+    assert report.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
+    assert close(unharmed, lowered)
+    assert lowered.train(groups(1)).events == ()  # what was learned about the memory is kept
+
+
+def test_what_was_accumulated_before_the_pass_that_failed_is_kept(model: Path, faults: Path):
+    """The imitated part comes second: when it fails, the policy's gradient is there already."""
+    config = CONFIG.replace(sft_weight=0.5, sft_batch=6, kl_coef=0.0)
+    unharmed = trainer(model, faults, config)
+    unharmed.train(groups(0)[:1], imitate=SAID)
+    found = trainer(model, faults, config)
+    policy = found.policy
+    assert isinstance(policy, FaultyPolicy)
+    size_of_mixed = []
+    states = FaultyPolicy.states
+
+    def limited(self: FaultyPolicy, layout):  # the second tree of the update is one token too large
+        size_of_mixed.append(len(layout))
+        if len(size_of_mixed) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return states(self, layout)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FaultyPolicy, "states", limited)
+        report = found.train(groups(0)[:1], imitate=SAID)
+    assert kinds(report.events) == ["token_budget_lowered"]
+    assert len(size_of_mixed) > 2
+    assert close(unharmed, found)
+
+
+def test_less_is_kept_in_memory_before_passes_become_tiny(model: Path, faults: Path):
+    unharmed = trainer(model, faults)
+    unharmed.train(groups(0))
+    set_fault(faults, most_tokens=120)
+    relieved = trainer(model, faults, CONFIG.replace(gradient_checkpointing="auto"))
+    assert not relieved.policy.gradient_checkpointing
+    report = relieved.train(groups(0))
+    assert kinds(report.events) == ["gradient_checkpointing_on", *["token_budget_lowered"] * 3]
+    assert relieved.policy.gradient_checkpointing
+    assert close(unharmed, relieved)
+
+
+def test_when_not_even_one_path_fits_the_error_names_its_length_and_nothing_has_changed(
+    model: Path, faults: Path
+):
+    set_fault(faults, most_tokens=20)
+    stuck = trainer(model, faults)
+    before = weights(stuck.policy)
+    with pytest.raises(
+        OutOfMemoryError, match=f"at most {PROMPT + 9} tokens, the length of the longest path"
+    ):
+        stuck.train(groups(0))
+    assert same(weights(stuck.policy), before)
+    assert stuck.optimizer.updates == 0
+    faults.unlink()
+    assert stuck.train(groups(0)).updated
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory(model: Path, faults: Path):
+    set_fault(faults, message="shapes do not match")
+    broken = trainer(model, faults)
+    with pytest.raises(ValueError, match="shapes do not match"):
+        broken.train(groups(0))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (MemoryError(), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of range"), False),
+    ],
+)
+def test_errors_that_say_that_memory_is_short(error: Exception, expected: bool):
+    assert is_out_of_memory(error) is expected
+
+
+def test_an_optimizer_in_the_host_s_memory_makes_the_same_steps_and_checkpoints(
+    model: Path, faults: Path, tmp_path: Path
+):
+    here, there = (trainer(model, faults, CONFIG.replace(optimizer_offload=on)) for on in (False, True))
+    for seed in range(2):
+        here.train(groups(seed))
+        there.train(groups(seed))
+    assert same(weights(here.policy), weights(there.policy))
+    written = checkpoints.save(tmp_path, there, version=1)
+    there.train(groups(2))
+    checkpoints.load(written.directory, here)
+    here.train(groups(2))
+    assert same(weights(here.policy), weights(there.policy))
+
+
+def test_steps_on_the_host_do_not_share_memory_with_the_weights():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    optimizer = Optimizer([parameter], weight_decay=0.0, max_grad_norm=1.0, offload=True)
+    parameter.grad = torch.ones(3)
+    optimizer.step(0.1, optimizer.grad_norm())
+    assert parameter.detach().tolist() == pytest.approx([0.9] * 3, abs=1e-3)
+    with torch.no_grad():
+        parameter.fill_(5.0)  # as a checkpoint that is loaded would
+    parameter.grad = torch.ones(3)
+    optimizer.step(0.1, optimizer.grad_norm())
+    assert parameter.detach().tolist() == pytest.approx([4.9] * 3, abs=1e-3)
+
+
+def test_a_trajectory_of_eight_thousand_tokens_trains(tmp_path: Path):
+    directory = tiny_model(tmp_path / "long", hidden=32)
+    settings = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**settings, "max_position_embeddings": 10_000}))
+    config = CONFIG.replace(gradient_checkpointing=True, kl_coef=0.0)
+    long = trainer(directory, tmp_path / "none", config)
+    dice = random.Random(0)
+    ids = [dice.randint(5, 300) for _ in range(8_000)]
+    # One rollout of 16 turns, each of which continues the one before it.
+    turns = [
+        step(f"t{i}", ids[: 500 * i + 400], ids[500 * i + 400 : 500 * (i + 1)], logprobs=[-5.5] * 100)
+        for i in range(16)
+    ]
+    short = step("short", [5, 6], [7], logprobs=[-5.5])
+    report = long.train([group(trajectory("long", 1.0, *turns), trajectory("short", 0.0, short))])
+    assert report.metrics["entries"] == 1601
+    assert report.updated
+
+
+def test_a_budget_is_what_fits_into_the_memory_left():
+    line = Footprint(fixed=1e9, per_token=1e6)
+    assert line.budget(10e9) == (8.5e9 - 1e9) / 1e6 // 256 * 256
+    assert line.budget(1e9) == SMALLEST
+    assert Footprint(0.0, 0.0).budget(1e9) == 32768
+
+
+def test_on_a_cpu_the_budget_needs_no_measuring(model: Path, faults: Path):
+    found = trainer(model, faults, CONFIG.replace(token_budget="auto"))
+    assert found.budget.tokens == CPU_BUDGET
+
+
+def test_the_tree_that_is_measured_has_the_size_and_leaves_no_gradient(
+    model: Path, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    policy = tiny_policy(model, faults)("cpu")
+    for size in (64, 512):
+        tree = probe(policy, size)
+        assert len(tree) == size
+        assert len(tree.branch_starts) == 2
+    for name, answer in {
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: 100,
+        "max_memory_allocated": lambda device: 100 + 1000 * sizes[-1],
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    sizes: list[int] = []
+    states = FaultyPolicy.states
+    monkeypatch.setattr(
+        FaultyPolicy,
+        "states",
+        lambda self, lay: sizes.append(512 if len(lay) < 600 else 2048) or states(self, lay),
+    )
+    policy.trainable_parameters()[0].grad = torch.ones_like(policy.trainable_parameters()[0])
+    assert peak_memory(policy, probe(policy, 512)) == 512_000
+    assert [p.grad is None for p in policy.trainable_parameters()][:2] == [False, True]
+    monkeypatch.setenv("ART_CACHE", str(tmp_path))
+    found = footprint(policy)
+    assert found == Footprint(0.0, 1000.0)
+    passes = len(sizes)
+    assert footprint(policy) == found
+    assert len(sizes) == passes  # out of the table
+
+
+def test_a_table_keeps_others_entries_and_outlives_damage(tmp_path: Path, model: Path, faults: Path):
+    table = Measured("kind", tmp_path)
+    assert table.get({"a": 1}) is None
+    table.put({"a": 1}, {"x": 1.5})
+    table.put({"a": 2}, {"x": 2.5})
+    assert Measured("kind", tmp_path).get({"a": 1}) == {"x": 1.5}
+    table.path.write_text("{half")
+    assert table.get({"a": 1}) is None
+    table.put({"a": 1}, {"x": 3.5})
+    assert table.get({"a": 1}) == {"x": 3.5}
+    policy = tiny_policy(model, faults)("cpu")
+    other = FaultyPolicy.load(str(model), LoRAConfig(rank=8), dtype="float32")
+    assert machine_key(policy) != machine_key(other)
