@@ -1,8 +1,9 @@
-"""A fake vLLM that can sleep, pause and lose its adapters' weights, for `fakes.vllm_interpreter`.
+"""A fake vLLM that can sleep, pause, reload and lose its adapters' weights, for `fakes.vllm_interpreter`.
 
-A version's logprobs are a function of what lies in its adapter directory, so a test can tell whose weights
-answered. It keeps vLLM's rules: a paused server answers nobody, one that sleeps cannot load or compute and
-dies over trying, sleeping aborts what runs, and waking up ends a pause.
+A version's logprobs are a function of what lies in its adapter directory, and chats are answered with a
+fingerprint of the base model's weights, so a test can tell whose weights answered. It keeps vLLM's rules: a
+paused server answers nobody, one that sleeps cannot load or compute and dies over trying, sleeping aborts
+what runs, and waking up ends a pause. It has a door like that of `art_versions`.
 """
 
 import argparse
@@ -27,11 +28,14 @@ class SleepingVLLM(FakeVLLM):
         names: of the base model.
         fault: ``adapters``: they are lost by sleep, once; ``adapters-for-good``: even when loaded again;
             ``base``: so is the base model; ``wake-dies``: it dies when it is woken;
-            ``refuses``: to sleep.
+            ``refuses``: to sleep; ``no-reload``: it cannot read new weights; ``reload-dies``: it dies
+            over it.
+        model: the directory of its weights.
     """
 
-    def __init__(self, names: tuple[str, ...], *, fault: str = "", **more: Any) -> None:
-        super().__init__(models=names, **more)
+    def __init__(self, names: tuple[str, ...], *, fault: str = "", model: str = "", **more: Any) -> None:
+        super().__init__(lambda request: fingerprint(self.model), models=names, **more)
+        self.model = model
         self.fault = fault
         self.adapters: dict[str, str] = {}
         self.damaged: set[str] = set()
@@ -39,6 +43,8 @@ class SleepingVLLM(FakeVLLM):
         self.acts: list[str] = []
         self._open = asyncio.Event()
         self._open.set()
+        self._door = asyncio.Event()
+        self._door.set()
         self._running = 0
 
     async def _respond(self, method, path, headers, raw, reader, writer) -> None:  # type: ignore[no-untyped-def]
@@ -48,8 +54,14 @@ class SleepingVLLM(FakeVLLM):
                 self._open.clear()
                 while self._running:
                     await asyncio.sleep(0.005)
+            if path == "/art/version/hold":
+                self.acts.append("hold")
+                self._door.clear()
+                while self._running:
+                    await asyncio.sleep(0.005)
             await super()._respond(method, path, headers, raw, reader, writer)
             return
+        await self._door.wait()
         await self._open.wait()
         if self.asleep:
             self._die("CUDA error: an illegal memory access was encountered")
@@ -104,7 +116,22 @@ class SleepingVLLM(FakeVLLM):
         if path == "/v1/models":
             cards = [{"id": n, "root": self.adapters.get(n, "base")} for n in self.models or ()]
             return 200, json.dumps({"data": cards}).encode()
-        if path == "/pause":
+        if path in ("/pause", "/art/version/hold"):
+            return 200, b"{}"
+        if path == "/collective_rpc":
+            assert body["method"] == "reload_weights"
+            assert not self._running
+            if self.fault == "no-reload":
+                return 500, b'{"error": {"message": "this loader cannot reload"}}'
+            if self.fault == "reload-dies":
+                self._die("RuntimeError: EngineCore encountered an issue.")
+            self.acts.append("reload")
+            self.model = body["kwargs"]["weights_path"]
+            return 200, b"{}"
+        if path == "/art/version":
+            self.acts.append("rename " + " ".join(body["names"]))
+            self.models = tuple(body["names"])
+            self._door.set()
             return 200, b"{}"
         if path == "/sleep" and self.fault == "refuses":
             return 500, b'{"error": {"message": "not enough main memory"}}'
@@ -145,6 +172,12 @@ class SleepingVLLM(FakeVLLM):
         os._exit(1)
 
 
+def fingerprint(model: str) -> str:
+    """What tells the weights in a directory from others."""
+    files = sorted(Path(model).glob("*.safetensors"))
+    return f"weights {zlib.crc32(b''.join(path.read_bytes() for path in files)):08x}"
+
+
 def _logprob(weights: bytes, token: int, position: int) -> float:
     return -(zlib.crc32(weights + bytes([token % 251, position % 251])) % 4096) / 1024
 
@@ -153,6 +186,7 @@ def main() -> None:
     """Serve as vLLM's command line says. The fault is in ``FAKE_SLEEP_FAULT``, for the first life only."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
+    parser.add_argument("--model")
     parser.add_argument("--served-model-name", nargs="+")
     args, _ = parser.parse_known_args()
     print("arguments:", sys.argv[1:], flush=True)
@@ -164,5 +198,11 @@ def main() -> None:
     async def serve() -> None:
         await server._serve()
 
-    server = SleepingVLLM(tuple(args.served_model_name), fault=fault if first else "", port=args.port)
+    server = SleepingVLLM(
+        tuple(args.served_model_name),
+        fault=fault if first else "",
+        model=args.model,
+        port=args.port,
+        latency=float(os.environ.get("FAKE_LATENCY", 0)),
+    )
     asyncio.run(serve())
