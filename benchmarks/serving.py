@@ -277,6 +277,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--python", type=Path, help="interpreter of another environment that has vLLM")
     parser.add_argument("--url", help="a server that runs already, ending in /v1")
     parser.add_argument("--served", nargs="+", default=[], help="its names of the base model and an adapter")
+    parser.add_argument("--merged", action="store_true", help="serve the adapter folded into the weights")
+    parser.add_argument("--join", type=Path, help="add the figures of this file to those of --out")
     parser.add_argument(
         "--small", action="store_true", help="against a server without a model; writes nothing"
     )
