@@ -106,7 +106,7 @@ async def test_it_sleeps_and_answers_as_before_with_every_version(
     """C42."""
     events: list[EngineEvent] = []
     engine.on_event = events.append
-    server = engine._running()
+    server = engine._keeper.running()
     versions = [PolicyVersion("agent", 0), *adapters]
     canary = SleepCycle(EngineConfig(max_model_len=2048))
     first = {v: await canary.read(server, v) for v in versions}
@@ -144,7 +144,7 @@ async def test_it_sleeps_and_answers_as_before_with_every_version(
             }
         )
         assert asleep < awake * 0.5, f"sleeping frees memory: {awake:.1f} GiB before, {asleep:.1f} GiB asleep"
-    server = engine._running()
+    server = engine._keeper.running()
     after = {v.name: first[v].difference(await canary.read(server, v)) for v in versions}
     result = {
         "awake_gib": awake,

@@ -45,7 +45,7 @@ class Policy(EngineEndpoint):
     engine: VLLMEngine
 
     def kill(self) -> None:
-        process = self.engine._process
+        process = self.engine._keeper.process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
 

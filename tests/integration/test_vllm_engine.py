@@ -181,7 +181,7 @@ async def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path)
     vllm = engine(tmp_path, "never-ready", timeout=2)
     with pytest.raises(EngineError, match=r"start_timeout=2 s(.*\n)+.*loading weights, for ever"):
         await vllm.start()
-    process = vllm._process
+    process = vllm._keeper.process
     assert process is not None
     assert not alive(process.pid)
 
@@ -189,11 +189,11 @@ async def test_a_server_that_never_answers_is_given_up_and_ended(tmp_path: Path)
 async def test_a_start_that_is_cancelled_leaves_nothing_running(tmp_path: Path):
     vllm = engine(tmp_path, "never-ready")
     starting = asyncio.create_task(vllm.start())
-    await until(lambda: vllm._process is not None)
+    await until(lambda: vllm._keeper.process is not None)
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    process = vllm._process
+    process = vllm._keeper.process
     assert process is not None
     assert not alive(process.pid)
 

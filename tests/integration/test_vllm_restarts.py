@@ -55,7 +55,7 @@ class Watched:
 
     @property
     def pid(self) -> int:
-        process = self.engine._process
+        process = self.engine._keeper.process
         assert process is not None
         return process.pid
 
@@ -208,7 +208,7 @@ def test_an_engine_that_is_dropped_takes_its_watchdog_and_its_server_along(tmp_p
     vllm = Watched(tmp_path)
     asyncio.run(vllm.engine.start())
     pid = vllm.pid
-    watchdog = vllm.engine._watchdog
+    watchdog = vllm.engine._keeper.watchdog
     thread = watchdog._thread
     assert thread is not None
     del vllm

@@ -110,7 +110,7 @@ def served(
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     engine = VLLMEngine(str(model_dir), config, LORA, "agent", tmp_path_factory.mktemp("logs"))
     asyncio.run(engine.start())
-    process = engine._process
+    process = engine._keeper.process
     assert process is not None
     try:
         asyncio.run(engine.publish(PolicyVersion("agent", 0), None))

@@ -1,0 +1,232 @@
+"""What a real vLLM goes through in a long run: versions that change under load, and being killed."""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, TypedDict
+
+import httpx
+import torch
+from helpers.engine_endpoint import EngineEndpoint
+from langgraph.graph import END, START, StateGraph
+
+from art_core.inference.engine import EngineEvent
+from art_core.store import Store
+from art_core.types import PolicyVersion, Scenario
+from art_langgraph import ChatART, agather
+
+from .conftest import Served, alive_in_group
+
+PUBLISHES = 50
+CLIENTS = 16
+FIRST = 1001
+"""Number of the first version that is published here: other tests have their own."""
+EARLY = 20
+"""Publishes after which whatever only grows at first has stopped growing."""
+
+
+def write_adapter(trainer: Any, directory: Path, seed: int) -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for parameter in trainer.trainable_parameters():
+            torch.nn.init.normal_(parameter, std=0.08)
+    directory.parent.mkdir(parents=True)
+    trainer.save_adapter(directory)
+
+
+def request(version: PolicyVersion, number: int, **more: Any) -> dict[str, Any]:
+    """Short, since the versions are to change often, and adapters cost a CPU most of its speed."""
+    asked = {"logprobs": 1, "return_token_ids": True, "max_tokens": 4, "seed": number, **more}
+    return {"model": version.name, "prompt": f"Animal {number} is", **asked}
+
+
+@torch.no_grad()
+def mean_difference(trainer: Any, version: PolicyVersion, body: dict[str, Any]) -> float:
+    """Mean absolute difference of an answer's logprobs to the trainer's under a version, in nats."""
+    (choice,) = body["choices"]
+    prompt, sampled = choice["prompt_token_ids"], choice["token_ids"]
+    served = torch.tensor(choice["logprobs"]["token_logprobs"])
+    ids = torch.tensor([prompt + sampled])
+    with trainer.using(version.name):
+        hidden = trainer.hidden_states(input_ids=ids).last_hidden_state[0]
+        logits = trainer.head(hidden[len(prompt) - 1 : -1]).float()
+    mine = torch.log_softmax(logits, -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return float((served - mine).abs().mean())
+
+
+class Footprint:
+    """What a server's processes hold: open files, and memory in MiB."""
+
+    def __init__(self, group: int) -> None:
+        self.files = self.memory = 0
+        for pid in alive_in_group(group):
+            self.files += len(list(Path(f"/proc/{pid}/fd").iterdir()))
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            self.memory += pages * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_nothing(
+    served: Served, tmp_path: Path
+):
+    """C40, C41."""
+    engine, trainer = served.engine, served.trainer
+    endpoint = EngineEndpoint(engine, tmp_path)
+    write_adapter(trainer, endpoint.adapter_dir(FIRST), FIRST)
+    await endpoint.publish(FIRST)
+    answers: list[tuple[PolicyVersion, dict[str, Any]]] = []
+    answered: Counter[PolicyVersion] = Counter()
+    stop = asyncio.Event()
+    url = f"{engine.base_url}/completions"
+
+    async with httpx.AsyncClient(timeout=300) as http:
+
+        async def client(number: int) -> None:
+            while not stop.is_set():
+                with endpoint.lease() as version:
+                    response = await http.post(url, json=request(version, number))
+                assert response.status_code == 200, response.text
+                answered[version] += 1
+                if answered[version] <= 2:
+                    answers.append((version, response.json()))
+                number += CLIENTS
+
+        async def ask_long() -> dict[str, Any]:
+            body = request(PolicyVersion("agent", FIRST), 0, max_tokens=100, ignore_eos=True)
+            with endpoint.lease():
+                return (await http.post(url, json=body)).json()
+
+        async with asyncio.TaskGroup() as group:
+            clients = [group.create_task(client(number)) for number in range(CLIENTS)]
+            long = group.create_task(ask_long())
+            began, seconds = time.monotonic(), []
+            while not answered[endpoint.current_version()]:
+                await asyncio.sleep(0.02)
+            for number in range(FIRST + 1, FIRST + PUBLISHES):
+                await asyncio.to_thread(write_adapter, trainer, endpoint.adapter_dir(number), number)
+                before = time.monotonic()
+                await endpoint.publish(number)
+                seconds.append(time.monotonic() - before)
+                if number == FIRST + 5:
+                    assert not long.done(), "it was to run while five versions are published"
+                while not answered[endpoint.current_version()]:
+                    await asyncio.sleep(0.02)
+                if number == FIRST + EARLY:
+                    early = Footprint(engine._keeper.process.pid)
+            stop.set()
+        took = time.monotonic() - began
+        late = Footprint(engine._keeper.process.pid)
+        names = [c["id"] for c in (await http.get(f"{engine.base_url}/models")).json()["data"]]
+    assert all(task.done() for task in clients)
+
+    # Everything was answered, each version by itself, also the long one, which outlived many.
+    answers.append((PolicyVersion("agent", FIRST), long.result()))
+    assert len(answered) == PUBLISHES
+    differences = []
+    for version, body in answers:
+        assert body["model"] == version.name
+        directory = tmp_path / "kept" / str(version.number)
+        if version.name not in trainer._snapshots:
+            write_adapter(trainer, directory, version.number)
+            trainer.snapshot(version.name, directory)
+        differences.append(mean_difference(trainer, version, body))
+    other = mean_difference(trainer, PolicyVersion("agent", FIRST + 7), long.result())
+    mean = sum(differences) / len(differences)
+    print(
+        f"{PUBLISHES} publishes and {answered.total()} answers in {took:.0f} s; a publish took "
+        f"{sum(seconds) / len(seconds):.2f} s, at most {max(seconds):.2f}; logprobs differ from the "
+        f"trainer's by {mean:.4f} nats, at most {max(differences):.3f}, and by {other:.2f} from another "
+        f"version's; files {early.files} -> {late.files}, MiB {early.memory} -> {late.memory}"
+    )
+    assert len(long.result()["choices"][0]["token_ids"]) == 100
+    assert mean < 0.1
+    assert max(differences) < 0.5
+    assert other > 2 * differences[-1]
+
+    # Nothing stays: not in the server, not on disk, no files and no memory.
+    last = FIRST + PUBLISHES - 1
+    ours = [name for name in names if name.startswith("agent@1")]
+    assert ours == ["agent@1", f"agent@{last - 1}", f"agent@{last}"]
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 3
+    assert late.files <= early.files + CLIENTS
+    assert late.memory < early.memory + 100
+    for number in (last - 1, last):
+        await engine.retire(PolicyVersion("agent", number))
+
+
+class State(TypedDict):
+    topic: str
+    said: list[str]
+
+
+def build(llm: ChatART) -> Any:
+    async def ask(state: State) -> State:
+        answer = await llm.ainvoke(f"{state['topic']}, part {len(state['said'])}")
+        return {"topic": state["topic"], "said": [*state["said"], answer.text]}
+
+    graph = StateGraph(State)
+    graph.add_node("ask", ask)
+    graph.add_edge(START, "ask")
+    graph.add_conditional_edges("ask", lambda s: "ask" if len(s["said"]) < 2 else END, ["ask", END])
+    return graph.compile()
+
+
+async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothing_else(
+    served: Served, tmp_path: Path
+):
+    """C43."""
+    engine = served.engine
+    store = Store.open("chaos", tmp_path)
+    run = store.begin_run("agent", {})
+
+    def keep(event: EngineEvent) -> None:
+        store.add_event(run, event.kind, event.message, event.data)
+
+    engine.on_event = keep
+    endpoint = EngineEndpoint(engine, tmp_path, sink=store.sink(run))
+    write_adapter(served.trainer, endpoint.adapter_dir(900), 900)
+    await endpoint.publish(900)
+    ended = 0
+
+    def count(progress: Any) -> None:
+        nonlocal ended
+        ended = progress.done
+
+    async def kill(after: int) -> None:
+        while ended < after:
+            await asyncio.sleep(0.05)
+        os.kill(engine._keeper.process.pid, signal.SIGKILL)
+
+    try:
+        kills = [asyncio.create_task(kill(after)) for after in (4, 20)]
+        groups = await agather(
+            build(ChatART(endpoint, max_tokens=8, max_retries=0)),
+            [Scenario(id=f"s{i}", inputs={"topic": f"Tell me about {i}", "said": []}) for i in range(8)],
+            group_size=4,
+            reward=lambda trajectory: float(len(trajectory.steps)),
+            concurrency=8,
+            sink=endpoint.sink,
+            progress=count,
+        )
+        for task in kills:
+            task.cancel()
+        assert [len(group) for group in groups] == [4] * 8
+        assert not groups.failed
+        for trajectory in (t for group in groups for t in group):
+            kept = store.trajectory(trajectory.id)
+            assert len(kept.steps) == 2
+            assert all(step.trainable for step in kept.steps)
+            assert {step.policy for step in kept.steps} == {PolicyVersion("agent", 900)}
+        restarts = store.events(run, "engine_restarted")
+        print([event.data["seconds"] for event in restarts])
+        assert [event.data["cause"] for event in restarts] == [
+            "vLLM was ended by SIGKILL: killed from outside"
+        ] * 2
+        assert all("agent@900" in event.data["versions"] for event in restarts)
+        assert all(Path(event.data["log"]).exists() for event in restarts)
+    finally:
+        engine.on_event = None
+        await engine.retire(PolicyVersion("agent", 900))
+        store.close()
