@@ -17,6 +17,7 @@ from typing import Any
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.model_families import Parsers, choose_parsers, read_facts
+from art_core.inference.vllm_compat import check_version
 from art_core.types import PolicyVersion
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -72,7 +73,7 @@ def installed_vllm(python: Path) -> InstalledVLLM:
     """Which vLLM an interpreter has.
 
     Raises:
-        EngineError: the interpreter cannot be run, or has none.
+        EngineError: the interpreter cannot be run, has none, or one that is too old.
     """
     try:
         answer = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=60)
@@ -91,6 +92,7 @@ def installed_vllm(python: Path) -> InstalledVLLM:
             "EngineConfig(kind='embedded')"
         )
     name, version = next(iter(versions.items()))
+    check_version(version)
     return InstalledVLLM(
         python,
         version,

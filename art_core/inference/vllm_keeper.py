@@ -26,6 +26,7 @@ from art_core.inference.engine import EngineEvent, EngineHealth, EventListener
 from art_core.inference.processes import ManagedProcess
 from art_core.inference.restarts import RestartBudget
 from art_core.inference.vllm_command import InstalledVLLM, installed_vllm
+from art_core.inference.vllm_compat import PAUSE, RESUME
 from art_core.inference.vllm_process import ServerGoneError, VLLMProcess, reserved_port
 from art_core.inference.vllm_start import StartProgress
 from art_core.inference.vllm_versions import VersionTable
@@ -367,9 +368,9 @@ async def load(server: VLLMProcess, version: PolicyVersion, adapter_dir: Path | 
 
 async def pause(server: VLLMProcess) -> None:
     """Let requests end and hold new ones."""
-    await server.steer("/pause?mode=wait&clear_cache=false", None, "pause", timeout=None)
+    await server.steer(PAUSE, None, "pause", timeout=None)
 
 
 async def resume(server: VLLMProcess) -> None:
     """Take requests again."""
-    await server.steer("/resume", None, "resume")
+    await server.steer(RESUME, None, "resume")

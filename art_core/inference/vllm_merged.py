@@ -21,6 +21,7 @@ from art_core.errors import ConfigError, EngineError
 from art_core.inference.availability import ServerLives
 from art_core.inference.merging import merge
 from art_core.inference.vllm_command import is_loopback
+from art_core.inference.vllm_compat import RESET_PREFIX_CACHE, RESUME, WORKERS
 from art_core.inference.vllm_process import ServerGoneError, VLLMProcess
 from art_core.inference.vllm_sharing import Acting
 from art_core.types import PolicyVersion
@@ -137,11 +138,11 @@ class MergedModel:
 
     async def _reload(self, server: VLLMProcess) -> None:
         # Requests that a pause holds are inside: they must go on, on the old weights, to come out.
-        await server.steer("/resume", None, "resume")
+        await server.steer(RESUME, None, "resume")
         await server.steer("/art/version/hold", None, "end its requests", RELOAD_TIMEOUT)
         call = {"method": "reload_weights", "kwargs": {"weights_path": self.model}}
-        await server.steer("/collective_rpc", call, f"read the weights of {self.version}", RELOAD_TIMEOUT)
-        await server.steer("/reset_prefix_cache", None, "forget its prefix cache")
+        await server.steer(WORKERS, call, f"read the weights of {self.version}", RELOAD_TIMEOUT)
+        await server.steer(RESET_PREFIX_CACHE, None, "forget its prefix cache")
         await server.steer("/art/version", {"names": list(self.names)}, f"take the name {self.version}")
         names = await server.names()
         if set(names) != set(self.names):

@@ -18,6 +18,7 @@ from art_core.errors import EngineError
 from art_core.inference.availability import ServerLives
 from art_core.inference.engine import EngineEvent, EventListener
 from art_core.inference.gpu_share import free_cached_memory
+from art_core.inference.vllm_compat import RESET_PREFIX_CACHE
 from art_core.inference.vllm_process import VLLMProcess
 from art_core.inference.vllm_sleep import TOLERANCE, Change, SleepCycle
 from art_core.inference.vllm_versions import VersionTable
@@ -138,7 +139,7 @@ class SharedGpu:
                 await server.unload(version.name)
                 await server.load(version.name, adapter_dir)
             # Whoever does not ask us before sending may have been answered: nothing of that may be reused.
-            await server.steer("/reset_prefix_cache", None, "forget its prefix cache")
+            await server.steer(RESET_PREFIX_CACHE, None, "forget its prefix cache")
 
         await do(again)
 

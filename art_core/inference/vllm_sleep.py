@@ -19,6 +19,7 @@ from typing import Any
 from art_core.config import EngineConfig
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.vllm_command import is_loopback
+from art_core.inference.vllm_compat import SLEEP, TOKENIZE, WAKE
 from art_core.inference.vllm_process import VLLMProcess
 from art_core.types import PolicyVersion
 
@@ -114,7 +115,7 @@ class SleepCycle:
             EngineError: it refuses.
         """
         # In flight nothing is left: pausing waited for it. Sleeping would abort it.
-        await server.steer("/sleep?level=1", None, "go to sleep", MOVE_TIMEOUT)
+        await server.steer(SLEEP, None, "go to sleep", MOVE_TIMEOUT)
         self._asleep = True
 
     async def wake(self, server: VLLMProcess) -> None:
@@ -125,7 +126,7 @@ class SleepCycle:
         """
         # Before it does: if it dies over it, it is to be restarted, and one that is awake takes it well.
         self._asleep = False
-        await server.steer("/wake_up", None, "wake up", MOVE_TIMEOUT)
+        await server.steer(WAKE, None, "wake up", MOVE_TIMEOUT)
 
     async def changes(self, server: VLLMProcess, versions: Iterable[PolicyVersion]) -> list[Change]:
         """Which of these versions answer otherwise than before.
@@ -151,7 +152,7 @@ class SleepCycle:
         """
         if not self._prompt:
             asked = {"model": version.name, "prompt": CANARY}
-            answer = await server.ask("/tokenize", asked, "tokenize the canary")
+            answer = await server.ask(TOKENIZE, asked, "tokenize the canary")
             self._prompt = [int(token) for token in answer["tokens"]][: self._longest]
         body = {
             "model": version.name,
