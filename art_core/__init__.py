@@ -9,6 +9,7 @@ from art_core.config import (
     TrainConfig,
 )
 from art_core.errors import ArtError
+from art_core.learning import alearn, learn
 from art_core.model import TrainableModel
 from art_core.types import PolicyVersion, Scenario, Step, Trajectory, TrajectoryGroup
 
@@ -26,4 +27,6 @@ __all__ = [
     "TrainableModelConfig",
     "Trajectory",
     "TrajectoryGroup",
+    "alearn",
+    "learn",
 ]
