@@ -200,13 +200,6 @@ def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Recor
     record = Record(chosen.out)
     record.note(load_before=os.getloadavg()[0], gpus=gpus(), arguments=sys.argv[1:], tokens=sizes.tokens)
     started = time.perf_counter()
-    last = [0.0]
-
-    def say(progress: Any) -> None:
-        if progress.seconds - last[0] >= 10:
-            last[0] = progress.seconds
-            console.print(f"{progress.seconds:4.0f} s  {progress.last_line.strip()[-100:]}")
-
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         runner = stack.enter_context(asyncio.Runner())
@@ -215,7 +208,7 @@ def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Recor
             profiling = Profiling(chosen.profile, chosen.python or Path(sys.executable))
             chosen.python = profiling.python
         load = stack.enter_context(Load(sizes.processes))
-        server = stack.enter_context(server_of(chosen, directory, runner, say))
+        server = stack.enter_context(server_of(chosen, directory, runner, console.print))
         record.note(**{"merged_server" if chosen.merged else "server": server.facts})
         record.note(encoding=encoding(server.root))
         console.print(f"ready: {server.facts} {record.facts['encoding']}")

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import httpx
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.inference.vllm import VLLMEngine
 from art_core.inference.vllm_command import installed_vllm
+from art_core.inference.vllm_start import StartProgress
 from art_core.types import PolicyVersion
 
 NAME = "bench"
@@ -49,15 +50,22 @@ class Server:
 
 @contextmanager
 def own_vllm(
-    model: str, config: EngineConfig, directory: Path, say: Any, runner: asyncio.Runner
+    model: str, config: EngineConfig, directory: Path, say: Callable[[str], None], runner: asyncio.Runner
 ) -> Generator[Server]:
-    """Start vLLM with an adapter of random numbers; ``seconds_to_ready`` is in its facts."""
+    """Start vLLM with an adapter of random numbers; its facts hold how long that took."""
     adapter = random_adapter(Path(model), directory / "adapter-1")
-    engine = VLLMEngine(model, config, LORA, NAME, directory / "logs", on_progress=say)
+    phases: dict[str, float] = {}
+
+    def on_progress(progress: StartProgress) -> None:
+        if progress.phase not in phases:
+            phases[progress.phase] = progress.seconds
+            say(f"{progress.seconds:4.0f} s  {progress.phase}")
+
+    engine = VLLMEngine(model, config, LORA, NAME, directory / "logs", on_progress=on_progress)
     started = time.perf_counter()
     runner.run(engine.start())
     try:
-        facts: dict[str, Any] = {"seconds_to_ready": time.perf_counter() - started}
+        facts: dict[str, Any] = {"seconds_to_ready": time.perf_counter() - started, "phase_began": phases}
         python = config.python or Path(sys.executable)
         facts |= {"vllm": f"vLLM {installed_vllm(python).version}", "model": Path(model).name}
         runner.run(engine.publish(PolicyVersion(NAME, 0), None))
