@@ -5,6 +5,7 @@ import json
 import statistics
 import time
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from benchmarks.serving_load import Job, Load
 from benchmarks.serving_server import NAME, Server, random_adapter, used_mib
 
 PROBE = "Say one word."
+
+
+@cache
+def client() -> httpx.Client:
+    """Made before anything is timed."""
+    return httpx.Client(timeout=120, trust_env=False)
 
 
 def first_token(url: str, model: str) -> list[float | None]:
@@ -33,7 +40,7 @@ def _answer(url: str, model: str, tokens: int) -> Any:
         "logprobs": True,
         "return_token_ids": True,
     }
-    answer = httpx.post(f"{url}/chat/completions", json=body, timeout=120, trust_env=False)
+    answer = client().post(f"{url}/chat/completions", json=body)
     answer.raise_for_status()
     (choice,) = read_completion(answer.json())
     assert choice.tokens is not None, choice.untrainable
@@ -51,6 +58,7 @@ def publishing(
         those that did not.
     """
     assert server.engine is not None
+    first_token(server.url, server.models["adapter"])
     seconds: list[float] = []
     loading: list[float] = []
     delays: list[float] = []
@@ -91,26 +99,25 @@ def _model_of(server: Server) -> Path:
 def sleeping(server: Server, repetitions: int) -> dict[str, Any]:
     """Sleep level 1 and waking, timed, with memory, and whether logprobs are what they were."""
     found: dict[str, Any] = {"sleep_seconds": [], "wake_seconds": [], "mib": [], "logprobs_changed_by": []}
-    with httpx.Client(timeout=120, trust_env=False) as client:
-        for _ in range(repetitions):
-            before = {m: _answer(server.url, m, 16).logprobs for m in server.models.values()}
-            awake = used_mib()
-            clock = time.perf_counter()
-            answer = client.post(f"{server.root}/sleep?level=1")
-            if answer.status_code != 200:
-                return {"unavailable": f"HTTP {answer.status_code} {answer.text[:200]}"}
-            found["sleep_seconds"].append(time.perf_counter() - clock)
-            asleep = used_mib()
-            clock = time.perf_counter()
-            client.post(f"{server.root}/wake_up").raise_for_status()
-            found["wake_seconds"].append(time.perf_counter() - clock)
-            found["mib"].append([awake, asleep, used_mib()])
-            found["logprobs_changed_by"].append(
-                {
-                    model: _largest_change(values, _answer(server.url, model, 16).logprobs)
-                    for model, values in before.items()
-                }
-            )
+    for _ in range(repetitions):
+        before = {m: _answer(server.url, m, 16).logprobs for m in server.models.values()}
+        awake = used_mib()
+        clock = time.perf_counter()
+        answer = client().post(f"{server.root}/sleep?level=1")
+        if answer.status_code != 200:
+            return {"unavailable": f"HTTP {answer.status_code} {answer.text[:200]}"}
+        found["sleep_seconds"].append(time.perf_counter() - clock)
+        asleep = used_mib()
+        clock = time.perf_counter()
+        client().post(f"{server.root}/wake_up").raise_for_status()
+        found["wake_seconds"].append(time.perf_counter() - clock)
+        found["mib"].append([awake, asleep, used_mib()])
+        found["logprobs_changed_by"].append(
+            {
+                model: _largest_change(values, _answer(server.url, model, 16).logprobs)
+                for model, values in before.items()
+            }
+        )
     return found
 
 
