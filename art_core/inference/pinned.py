@@ -18,7 +18,7 @@ from art_core.types import PolicyVersion
 class PinnedEndpoint:
     """What `TrainableModel.aserve` gives: ``ChatART(endpoint)`` asks this version.
 
-    Also an async context manager, which closes it.
+    Also a context manager, sync and async, which closes it.
 
     Args:
         endpoint: where the policy answers.
@@ -72,6 +72,12 @@ class PinnedEndpoint:
     def close(self) -> None:
         """Let the version go; see `aclose`."""
         run_sync(self.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def __aenter__(self) -> Self:
         return self

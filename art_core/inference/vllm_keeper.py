@@ -282,6 +282,7 @@ class Keeper:
             self.server = server
             self._tell_of_restart(old, server, cause, time.monotonic() - began)
             self.lives.begin()
+            self.watchdog.wake()  # what was retired while it was restored is found and unloaded
             return
         spent = f"restarted {self._budget.most} times within {self._budget.window:g} s already"
         reason = spent if self._budget.most else "EngineConfig.max_restarts=0"

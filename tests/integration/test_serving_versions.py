@@ -56,7 +56,7 @@ def test_an_earlier_version_is_served_beside_the_current_one_until_it_is_closed(
     learn(model, 2)
     assert served(model) == [2, 3]
     now = first_logprob(model)
-    with contextlib.closing(model.serve(1)) as first:
+    with model.serve(1) as first:
         assert first.current_version() == PolicyVersion("agent", 1)
         assert first_logprob(first) == pytest.approx(before, abs=1e-4)
         assert first_logprob(model) == pytest.approx(now, abs=1e-4)
