@@ -30,8 +30,8 @@ Kernels = Literal["auto", "fused", "modules"]
 for the models that they know, else the modules."""
 
 Attention = Literal["auto", "flex", "trunk"]
-"""How trees are attended to under fused kernels on CUDA. ``flex``: FlexAttention alone; ``trunk``: long trunks
-by a dense kernel (`trunk_attention`); ``auto``: ``trunk`` where most of the work lies in one."""
+"""How fused kernels attend to trees on CUDA. ``flex``: FlexAttention alone; ``trunk``: long trunks by a
+dense kernel (`trunk_attention`); ``auto``: ``trunk`` where most of the work lies in one."""
 
 AdapterCompute = Literal["auto", "model", "float32"]
 """Type in which adapters compute under fused kernels: the model's, or float32. ``auto`` is the model's."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from art_core.errors import ConfigError
+from art_core.training.head import frozen_head_logprobs
 from art_core.training.layout import lay_out
 from art_core.training.policy import Policy
 from art_core.training.token_tree import TokenTree
@@ -40,7 +41,7 @@ class EntryLogprobs:
 
 
 def entry_logprobs(
-    policy: Policy, tree: TokenTree, *, entropy_gradient: bool = False, chunk: int = CHUNK
+    policy: Policy, tree: TokenTree, *, entropy_gradient: bool = False, chunk: int | None = None
 ) -> EntryLogprobs:
     """Run the policy, with the adapter that is active, over a tree.
 
@@ -48,7 +49,7 @@ def entry_logprobs(
         policy: what runs.
         tree: whose entries are read.
         entropy_gradient: give the entropies a gradient, as an entropy bonus needs.
-        chunk: hidden states whose logits exist at the same time.
+        chunk: hidden states whose logits exist at the same time; None: as many as are quick.
 
     Raises:
         ConfigError: a path is longer than the model can attend over.
@@ -61,14 +62,15 @@ def entry_logprobs(
     rows = policy.states(layout)[torch.from_numpy(places).to(device)]
     # Sorted by row, so that each chunk of rows owns a slice of the targets.
     order = np.argsort(target_row, kind="stable")
-    logprob, entropy = target_logprobs(
-        policy.head,
-        rows,
-        torch.from_numpy(target_row[order]).to(device),
-        torch.from_numpy(tree.token_ids[targets][order]).to(device),
-        entropy_gradient=entropy_gradient,
-        chunk=chunk,
-    )
+    read_at = torch.from_numpy(target_row[order]).to(device)
+    tokens = torch.from_numpy(tree.token_ids[targets][order]).to(device)
+    if policy.head_weight is not None:
+        logprob, entropy = frozen_head_logprobs(rows, policy.head_weight, read_at, tokens, chunk=chunk)
+        entropy = entropy if entropy_gradient else entropy.detach()
+    else:
+        logprob, entropy = target_logprobs(
+            policy.head, rows, read_at, tokens, entropy_gradient=entropy_gradient, chunk=chunk or CHUNK
+        )
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     return EntryLogprobs(
@@ -100,9 +102,10 @@ def target_logprobs(
     entropy_gradient: bool = False,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of chosen tokens at chosen hidden states.
+    """Log-probabilities of chosen tokens at chosen hidden states, through any head.
 
-    The projection runs in the model's type, the softmax in float32.
+    A frozen linear head has a quicker way: `head.frozen_head_logprobs`. The projection runs in the model's
+    type, the softmax in float32.
 
     Args:
         head: hidden states [n, width] to logits [n, vocabulary].

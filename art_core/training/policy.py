@@ -88,6 +88,11 @@ class Policy(Protocol):
         """Hidden states [..., width] to logits [..., vocabulary]."""
         ...
 
+    @property
+    def head_weight(self) -> torch.Tensor | None:
+        """The head as one frozen matrix  [vocabulary, width]; None when it is more than that."""
+        ...
+
     def using(self, adapter: str | None) -> Any:
         """A context in which the model runs with this snapshot, `TRAINING`, or `BASE`."""
         ...
@@ -291,7 +296,23 @@ class PeftPolicy:
         return self._forward(layout, checkpointing=self.gradient_checkpointing, dropping=self._dropping)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        return self._causal_lm.get_output_embeddings()(hidden)
+        logits = self._causal_lm.get_output_embeddings()(hidden)
+        cap = self._final_cap
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    @property
+    def _final_cap(self) -> float | None:
+        return getattr(self._causal_lm.config.get_text_config(), "final_logit_softcapping", None)
+
+    @property
+    def head_weight(self) -> torch.Tensor | None:  # noqa: D102
+        head = self._causal_lm.get_output_embeddings()
+        if type(head) is not torch.nn.Linear or head.bias is not None or self._final_cap is not None:
+            return None
+        # A sharded weight is a tensor of another type: its module gathers it.
+        if type(head.weight) is not torch.nn.Parameter or head.weight.requires_grad:
+            return None
+        return head.weight.detach()
 
     @contextmanager
     def using(self, adapter: str | None) -> Generator[None]:

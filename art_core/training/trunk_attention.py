@@ -211,7 +211,7 @@ def _wrong(kernel: DenseKernel, query: Tensor, key: Tensor) -> str | None:
             expected.backward(grad.float())
             own = [t.detach().requires_grad_() for t in (q, k, v)]
             attend = TrunkAttention(TreeMask(exits, query.device), kernel=kernel, shortest=1)
-            out = attend(*own, query.shape[-1] ** -0.5)
+            out = attend(own[0], own[1], own[2], query.shape[-1] ** -0.5)
             out.backward(grad)
     except Exception as failed:  # whatever a kernel raises, it only means that another one must do
         return f"{type(failed).__name__}: {str(failed).splitlines()[0] if str(failed) else ''}"

@@ -2,6 +2,7 @@
 
 import torch
 
+from art_core.training.head import frozen_head_logprobs
 from art_core.training.logprobs import target_logprobs
 
 HIDDEN, VOCABULARY = 8, 50
@@ -93,3 +94,32 @@ def test_impossible_tokens_leave_the_gradient_of_the_entropy_finite():
     p = torch.sigmoid(torch.tensor(1.0))
     torch.testing.assert_close(entropy[0], torch.distributions.Bernoulli(p).entropy())
     assert torch.isfinite(shift.grad)
+
+
+def test_a_frozen_heads_own_backward_is_autograds():
+    head, hidden, at, tokens = case(23, 40)
+    factors, weights = torch.linspace(-1, 2, 40), torch.linspace(0.1, 1, 23)
+    for chunk in (1, 4, 23, None):
+        results = []
+        for function in (
+            lambda h: target_logprobs(head, h, at, tokens, entropy_gradient=True),
+            lambda h, chunk=chunk: frozen_head_logprobs(h, head.weight.detach(), at, tokens, chunk=chunk),
+        ):
+            given = hidden.clone().requires_grad_()
+            logprob, entropy = function(given)
+            ((factors * logprob).sum() + (weights * entropy).sum()).backward()
+            results.append((logprob.detach(), entropy.detach(), given.grad))
+        torch.testing.assert_close(results[1], results[0], atol=2e-5, rtol=1e-4)
+
+
+def test_a_frozen_head_in_bfloat16_gives_float32_probabilities():
+    head, hidden, at, tokens = case(9, 12)
+    given = hidden.bfloat16().requires_grad_()
+    weight = head.weight.detach().bfloat16()
+    logprob, entropy = frozen_head_logprobs(given, weight, at, tokens, chunk=4)
+    logprob.sum().backward()
+    assert logprob.dtype == entropy.dtype == torch.float32
+    assert given.grad is not None
+    assert given.grad.dtype == torch.bfloat16
+    expected, _ = target_logprobs(head, hidden, at, tokens)
+    torch.testing.assert_close(logprob, expected, atol=0.15, rtol=0.05)
