@@ -20,6 +20,7 @@ from art_core.config import TrainableModelConfig
 from art_core.errors import ConfigError, NothingToTrainError, RewardError, UnknownTrajectoryError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
+from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
 from art_core.selection import Train, as_selection
@@ -116,6 +117,18 @@ class TrainableModel:
     def base_url(self) -> str:
         """The OpenAI-compatible server, ending in ``/v1``."""
         return self.endpoint.base_url
+
+    @property
+    def gateway(self) -> Gateway:
+        """The gateway at `base_url`, with ``LocalBackend(gateway=True)`` or several replicas.
+
+        ``model.gateway.register(rollout)`` is a base URL whose calls are recorded into a rollout, for clients
+        in any language.
+
+        Raises:
+            ConfigError: the model is served without one, or is not registered.
+        """
+        return self._registered.gateway
 
     @property
     def api_key(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.config import TrainableModelConfig
 from art_core.inference.endpoint import PolicyEndpoint
+from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.selection import Train
 from art_core.training.knobs import Knobs
@@ -25,6 +26,15 @@ class Registration(Protocol):
     @property
     def endpoint(self) -> PolicyEndpoint:
         """Where it answers."""
+        ...
+
+    @property
+    def gateway(self) -> Gateway:
+        """What stands in front of the servers.
+
+        Raises:
+            ConfigError: nothing does.
+        """
         ...
 
     async def atrain(

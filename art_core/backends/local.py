@@ -9,24 +9,21 @@ one directory per version with the adapter and the optimizer.
 
 import asyncio
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.backends.feed import Feed
+from art_core.backends.making import engine_kind, load_policy, make_engine, make_trainer
 from art_core.backends.serving import SERVED_VERSIONS, Serving, write_base_adapter
 from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
 from art_core.inference.availability import Availability, availability_of
-from art_core.inference.devices import replica_configs
 from art_core.inference.engine import Engine, EngineEvent, Eventful
-from art_core.inference.gpu_share import limit_trainer
+from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
@@ -40,7 +37,6 @@ from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 if TYPE_CHECKING:
     from art_core.training.grpo import Trainer
     from art_core.training.launch import TrainerProcesses
-    from art_core.training.policy import PeftPolicy
     from art_core.training.report import TrainReport
 
 logger = logging.getLogger(__name__)
@@ -154,118 +150,6 @@ class LocalBackend:
         return registration
 
 
-def engine_kind(config: EngineConfig) -> str:
-    """What ``auto`` stands for on this machine."""
-    if config.kind != "auto":
-        return config.kind
-    import torch
-
-    return "vllm" if torch.cuda.is_available() and find_spec("vllm") else "embedded"
-
-
-def load_policy(
-    config: TrainableModelConfig, engine: EngineConfig, device: str | None = None
-) -> "PeftPolicy":
-    """The base model with the adapter that is trained; ``device`` None: on the GPU, if there is one."""
-    import torch
-
-    from art_core.training.policy import PeftPolicy
-
-    dtype = "float32" if engine.deterministic and engine.dtype == "auto" else engine.dtype
-    return PeftPolicy.load(
-        config.base_model,
-        config.lora_config,
-        dtype=dtype,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
-        seed=config.seed,
-    )
-
-
-def make_trainer(
-    policy: "PeftPolicy | None",
-    config: TrainableModelConfig,
-    engine: EngineConfig,
-    parallel: ParallelConfig | None,
-    root: Path,
-) -> "Trainer | TrainerProcesses":
-    """A trainer of the policy in this process, or processes that load their own and train it together."""
-    if parallel is None and policy is not None:
-        from art_core.training.grpo import Trainer
-
-        return Trainer(policy, config.train_config, seed=config.seed)
-    from art_core.training.launch import TrainerProcesses
-
-    return TrainerProcesses(
-        partial(load_policy, config, engine),
-        config.lora_config,
-        config.train_config,
-        parallel or ParallelConfig(),
-        seed=config.seed,
-        log_dir=root / config.project / config.name / "logs",
-    )
-
-
-def make_engine(
-    policy: "PeftPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
-) -> Engine:
-    """The engine that the settings ask for; nothing is started."""
-    engines = _engines(policy, config, engine, root)
-    if len(engines) == 1 and not (engine.gateway or engine.kind == "external"):
-        return engines[0]
-    return ReplicaSet(engines, host=engine.host, port=engine.port or 0, patience=engine.start_timeout)
-
-
-def _engines(
-    policy: "PeftPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
-) -> list[Engine]:
-    """One for each replica."""
-    kind = engine_kind(engine)
-    if kind == "external":
-        from art_core.inference.external import ExternalEngine
-
-        return [
-            ExternalEngine(url, engine.api_key, served_model=config.name, base_model=config.base_model)
-            for url in engine.base_urls
-        ]
-    each = replica_configs(engine, visible_devices())
-    if kind == "embedded":
-        from art_core.inference.embedded import EmbeddedEngine
-
-        if len(each) > 1:
-            raise ConfigError(
-                f"replicas={len(each)}: the embedded engine serves the very model that is trained, of which "
-                "there is one; replicas need kind='vllm' (not found here, or no GPU) or kind='external'"
-            )
-        return [EmbeddedEngine(policy or load_policy(config, engine), each[0], served_model=config.name)]
-    from art_core.inference.vllm import VLLMEngine
-    from art_core.inference.vllm_start import StartDisplay
-
-    if policy is not None:
-        for one in each:
-            limit_trainer(one, visible_devices())
-    return [
-        VLLMEngine(
-            config.base_model,
-            one,
-            config.lora_config,
-            served_model=config.name,
-            log_dir=root / config.project / config.name / "logs",
-            on_progress=StartDisplay(f"starting {config.name}"),
-        )
-        for one in each
-    ]
-
-
-def visible_devices() -> list[str]:
-    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` would list them."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return []
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]
-
-
 class LocalRegistration:
     """One model, served and trained on this machine. Is the model's `PolicyEndpoint`, too."""
 
@@ -313,7 +197,8 @@ class LocalRegistration:
         """How an engine is told to serve the base model, if it has to be told."""
         from art_core.inference.embedded import EmbeddedEngine
 
-        if not isinstance(self.engine, EmbeddedEngine):
+        engines = self.engine.engines if isinstance(self.engine, ReplicaSet) else (self.engine,)
+        if not any(isinstance(engine, EmbeddedEngine) for engine in engines):
             return None
         directory = self._directory.with_name("base-adapter")
         return lambda: write_base_adapter(self._trainer.policy.save_adapter, directory)
@@ -366,6 +251,20 @@ class LocalRegistration:
         """
         release = await self._serving.hold(number)
         return PinnedEndpoint(self, PolicyVersion(self.name, number), release)
+
+    @property
+    def gateway(self) -> Gateway:
+        """What stands in front of the servers.
+
+        Raises:
+            ConfigError: nothing does.
+        """
+        if not isinstance(self.engine, ReplicaSet):
+            raise ConfigError(
+                f"model {self.name!r} is served without a gateway; register it with "
+                "LocalBackend(gateway=True)"
+            )
+        return self.engine.gateway
 
     def wire_name(self, version: PolicyVersion) -> str:
         """The name by which the server knows a version."""

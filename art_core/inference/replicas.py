@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art_core.errors import EngineError
-from art_core.inference.availability import Availability, availability_of
+from art_core.inference.availability import ALWAYS, Availability, availability_of
 from art_core.inference.endpoint import NamesVersions, PolicyEndpoint
 from art_core.inference.engine import Engine, EngineEvent, EngineHealth, Eventful, EventListener
 from art_core.inference.external import ExternalEngine
@@ -46,6 +46,7 @@ class _Member:
         self.availability: Availability = availability_of(engine)
         self.life = 0
         self.told_out = False
+        self.published: set[PolicyVersion] = set()
         self.suspected = asyncio.Event()
         self.acts = asyncio.Lock()
         """Held while versions are published to it, or retired from it."""
@@ -53,6 +54,11 @@ class _Member:
     @property
     def up(self) -> bool:
         return self.replica.state is ReplicaState.UP
+
+    def served(self) -> set[PolicyVersion]:
+        """What it was published and has, or gets back by itself before it is asked again."""
+        restores_itself = self.availability is not ALWAYS
+        return set(self.published if restores_itself else self.engine.versions())
 
 
 class ReplicaSet:
@@ -64,7 +70,8 @@ class ReplicaSet:
         host: where the gateway listens.
         port: its port; 0 for any free one.
         patience: seconds that a call waits while no replica is up, and that a publication waits for one.
-        rolling: whether publishing interrupts a replica, so that one after the other is drained for it.
+        replaces: whether a version takes the place of the one before it (``publish="merged"``), for which
+            one replica after the other is drained.
         on_event: told when a replica goes out and comes back, from another thread.
     """
 
@@ -76,7 +83,7 @@ class ReplicaSet:
         host: str = "127.0.0.1",
         port: int = 0,
         patience: float = 600.0,
-        rolling: bool = False,
+        replaces: bool = False,
         on_event: EventListener | None = None,
     ) -> None:
         if not engines:
@@ -85,7 +92,7 @@ class ReplicaSet:
         self._endpoint = endpoint
         self._place = host, port
         self._patience = patience
-        self._rolling = rolling
+        self._replaces = replaces
         self._members: list[_Member] = []
         self._desired: dict[PolicyVersion, Path | None] = {}
         self._paused = False
@@ -202,24 +209,28 @@ class ReplicaSet:
     async def _publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
         if version in self._desired:
             raise EngineError(f"{version} is served already; new weights need a new version number")
+        before = dict(self._desired)
+        if self._replaces:
+            self._desired.clear()
         self._desired[version] = adapter_dir
         try:
             await self._some_up()
             problems = await self._each(lambda member: self._bring_up_to_date(member))
         except BaseException:
-            await self._withdraw(version)
+            await self._withdraw(version, before)
             raise
         took = [m for m in self._members if m.replica.versions and version in m.replica.versions]
         if not took:
-            await self._withdraw(version)
+            await self._withdraw(version, before)
             raise EngineError(f"no replica took {version}: " + "; ".join(str(p) for p in problems.values()))
         for member, problem in problems.items():
             self._out(member, f"it did not take {version}: {problem}")
             member.suspected.set()
 
-    async def _withdraw(self, version: PolicyVersion) -> None:
+    async def _withdraw(self, version: PolicyVersion, before: Mapping[PolicyVersion, Path | None]) -> None:
         """Take back a publication that failed, from those who have it."""
-        del self._desired[version]
+        self._desired.clear()
+        self._desired.update(before)
         for member in self._members:
             with suppress(EngineError):  # it is not asked for again
                 await self._retire_on(member, version)
@@ -227,14 +238,16 @@ class ReplicaSet:
     async def _each(self, act: Callable[[_Member], Coroutine[Any, Any, None]]) -> dict[_Member, EngineError]:
         """Do something to every replica that is up, by turns if that interrupts them; what failed."""
         members = [member for member in self._members if member.up]
-        if not self._rolling or len(members) == 1:
+        # Requests that a pause holds would never drain; and nobody waits for an answer then.
+        if not self._replaces or self._paused or len(members) == 1:
             results = await asyncio.gather(*(act(m) for m in members), return_exceptions=True)
         else:
             results: list[BaseException | None] = []
             for member in members:
                 await self._drain(member)
                 results += await asyncio.gather(act(member), return_exceptions=True)
-                self._router.set_state(member.replica, ReplicaState.UP)
+                if member.replica.state is ReplicaState.DRAINING:
+                    self._router.set_state(member.replica, ReplicaState.UP)
         problems: dict[_Member, EngineError] = {}
         for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
@@ -247,10 +260,10 @@ class ReplicaSet:
         """Publish to a replica what it is to serve and does not."""
         async with member.acts:
             for version, adapter_dir in tuple(self._desired.items()):
-                if version not in member.engine.versions():
+                if version not in member.served():
                     await member.engine.publish(version, adapter_dir)
-            served = set(member.engine.versions())
-            member.replica.versions = frozenset(served & self._desired.keys())
+                    member.published.add(version)
+            member.replica.versions = frozenset(member.served() & self._desired.keys())
 
     async def _some_up(self) -> None:
         deadline = time.monotonic() + self._patience
@@ -268,6 +281,8 @@ class ReplicaSet:
         await self._there(lambda: self._retire(version))
 
     async def _retire(self, version: PolicyVersion) -> None:
+        if self._replaces:
+            return  # the next one takes its place
         if version not in self._desired:
             served = ", ".join(map(str, self._desired)) or "none"
             raise EngineError(f"{version} is not served; served: {served}")
@@ -279,7 +294,9 @@ class ReplicaSet:
     async def _retire_on(self, member: _Member, version: PolicyVersion) -> None:
         async with member.acts:
             member.replica.versions = (member.replica.versions or frozenset()) - {version}
-            if version in member.engine.versions():
+            had = version in member.served()
+            member.published.discard(version)
+            if had:
                 await member.engine.retire(version)
 
     def versions(self) -> Sequence[PolicyVersion]:
