@@ -224,7 +224,7 @@ async def test_a_named_tool_is_begun_in_the_prompt_and_only_sampled_tokens_are_t
     http: httpx.AsyncClient, says: Any, policy: PeftPolicy
 ) -> None:
     """C01"""
-    ids = says('{"city": "Paris"}}\n</tool_call> and more')
+    ids = says(' {"city": "Paris"}}\n</tool_call> and more')
     named = {"type": "function", "function": {"name": "get_weather"}}
     answer = (
         await post(http, tools=[WEATHER], tool_choice=named, max_tokens=100, return_token_ids=True)
@@ -234,7 +234,7 @@ async def test_a_named_tool_is_begun_in_the_prompt_and_only_sampled_tokens_are_t
         "name": "get_weather",
         "arguments": '{"city": "Paris"}',
     }
-    assert str(policy.tokenizer.decode(answer["prompt_token_ids"])).endswith('"get_weather", "arguments": ')
+    assert str(policy.tokenizer.decode(answer["prompt_token_ids"])).endswith('"get_weather", "arguments":')
     assert choice["token_ids"] == ids[: len(choice["token_ids"])]
     assert len(choice["token_ids"]) < len(ids)
 

@@ -58,7 +58,8 @@ def tool_use(wanted: ChatRequest, *, readable: bool = True) -> ToolUse:
                 f"tool_choice names {name!r}, which is not among the tools: {', '.join(known)}", "tool_choice"
             )
         # A call of one function is one call: what follows it was not asked for.
-        opening = f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments": '
+        # It ends where a token of most vocabularies does: the space after it belongs to what comes next.
+        opening = f'{OPEN}\n{{"name": {json.dumps(name)}, "arguments":'
         return ToolUse(wanted.tools, opening, (CLOSE,))
     if choice == "required":
         return ToolUse(wanted.tools, f"{OPEN}\n", stop)

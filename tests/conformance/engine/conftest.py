@@ -15,11 +15,15 @@ from helpers import engines
 from helpers.engines import EngineUnderTest
 
 DEFAULT = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake")
+ABOUT_SCHEDULING = ("test_load", "test_sampling", "test_refusals", "test_versions")
+"""Modules whose subject no template touches: by default one embedded engine is enough for them."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
-        chosen = metafunc.config.getoption("--engine") or DEFAULT
+        templates = [name for name in DEFAULT if "-" in name]
+        spared = templates if metafunc.module.__name__.endswith(ABOUT_SCHEDULING) else []
+        chosen = metafunc.config.getoption("--engine") or [name for name in DEFAULT if name not in spared]
         metafunc.parametrize("engine", chosen, indirect=True, scope="session")
 
 

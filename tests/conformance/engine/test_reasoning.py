@@ -32,12 +32,13 @@ def test_a_call_after_thoughts_is_parsed(engine: EngineUnderTest, stream: bool) 
 @both_ways
 def test_thoughts_that_do_not_end_are_thoughts(engine: EngineUnderTest, stream: bool) -> None:
     engine.need("reasoning")
-    said = say(engine, engine.request(THOUGHT, **EXACT, max_tokens=5), stream=stream)
+    few = 14 if engine.name == "fake" else 5  # tokens of one byte are many
+    said = say(engine, engine.request(THOUGHT, **EXACT, max_tokens=few), stream=stream)
     assert said.content == ""
     assert said.reasoning.strip()
     assert THOUGHT.reply.removeprefix("<think>").strip().startswith(said.reasoning.strip())
     assert said.finish == "length"
-    assert len(said.ids) == len(said.logprobs) == 5
+    assert len(said.ids) == len(said.logprobs) == few
 
 
 @both_ways
