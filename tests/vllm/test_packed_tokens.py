@@ -19,11 +19,11 @@ TOOL = {
     "function": {"name": "move", "parameters": {"type": "object", "properties": {"to": {"type": "integer"}}}},
 }
 REQUESTS: dict[str, dict[str, Any]] = {
-    "plain": {"max_tokens": 24},
+    "plain": {"max_tokens": 16},
     "one token": {"max_tokens": 1},
-    "several choices": {"max_tokens": 12, "n": 3, "seed": 5},
-    "a stop string": {"max_tokens": 48, "stop": ["the", " a"], "seed": 3},
-    "a stop string that stays": {"max_tokens": 48, "stop": ["e"], "include_stop_str_in_output": True},
+    "several choices": {"max_tokens": 8, "n": 3, "seed": 5},
+    "a stop string": {"max_tokens": 32, "stop": ["the", " a"], "seed": 3},
+    "a stop string that stays": {"max_tokens": 32, "stop": ["e"], "include_stop_str_in_output": True},
     "tools": {"max_tokens": 16, "tools": [TOOL], "tool_choice": "auto"},
     "a grammar": {"max_tokens": 20, "structured_outputs": {"choice": ["yes", "no"]}},
     "minimum length": {"max_tokens": 12, "min_tokens": 12, "seed": 9},
@@ -68,18 +68,18 @@ async def test_packed_and_spelled_out_answers_hold_the_same_tokens(served: Serve
     more: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
     for what, settings in REQUESTS.items():
         request = body(model, **settings, **more)
-        # In bfloat16 a prefix from the cache, or another batch, may change the last bits: a few of each.
-        spelled = [await ask(url, request, packed=False) for _ in range(3)]
-        short = [await ask(url, request, packed=True) for _ in range(3)]
-        for answer in short:
-            assert "art_tokens" in answer, what
-            assert not any(c.get("logprobs") or c.get("token_ids") for c in answer["choices"]), what
-        assert not any("art_tokens" in answer for answer in spelled), what
-        alike = [(a, b) for a in spelled for b in short if said(a) == said(b)]
-        assert alike, (what, said(spelled[-1]), said(short[-1]))
-        assert alike[0][0]["usage"] == alike[0][1]["usage"] | {
-            "prompt_tokens_details": alike[0][0]["usage"]["prompt_tokens_details"]
-        }
+        # In bfloat16 a prefix from the cache, or another batch, may change the last bits: ask again then.
+        for _ in range(4):
+            spelled, short = await ask(url, request, packed=False), await ask(url, request, packed=True)
+            assert "art_tokens" in short, what
+            assert not any(c.get("logprobs") or c.get("token_ids") for c in short["choices"]), what
+            assert "art_tokens" not in spelled, what
+            if said(short) == said(spelled):
+                break
+        else:
+            pytest.fail(f"{what}: {said(spelled)} is not {said(short)}")
+        for count in ("prompt_tokens", "completion_tokens", "total_tokens"):
+            assert spelled["usage"][count] == short["usage"][count], what
 
 
 async def test_packed_and_other_requests_share_a_batch(served: Served):
@@ -99,7 +99,7 @@ async def test_packed_and_other_requests_share_a_batch(served: Served):
             assert choice.tokens is not None, choice.untrainable
             assert len(choice.tokens.logprobs) == request["max_tokens"]
 
-    await asyncio.gather(*(one(n) for n in range(24)))
+    await asyncio.gather(*(one(n) for n in range(16)))
 
 
 async def test_the_server_says_which_form_it_answers_in(served: Served):
