@@ -307,7 +307,7 @@ class PeftPolicy:
     @property
     def head_weight(self) -> torch.Tensor | None:  # noqa: D102
         head = self._causal_lm.get_output_embeddings()
-        if type(head) is not torch.nn.Linear or head.bias is not None or self._final_cap is not None:
+        if type(head) is not torch.nn.Linear or "bias" in dict(head.named_parameters()) or self._final_cap:
             return None
         # A sharded weight is a tensor of another type: its module gathers it.
         if type(head.weight) is not torch.nn.Parameter or head.weight.requires_grad:
