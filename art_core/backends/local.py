@@ -249,7 +249,8 @@ class LocalRegistration:
             CheckpointError: its checkpoint is not on disk any more.
             EngineError: the engine refuses it.
         """
-        release = await self._serving.hold(number)
+        async with self._training:  # whose GPU a server may be asleep on
+            release = await self._serving.hold(number)
         return PinnedEndpoint(self, PolicyVersion(self.name, number), release)
 
     @property
