@@ -27,6 +27,9 @@ from art_core.training.token_tree import Ints
 BLOCK = 128
 """Places in a block of FlexAttention's mask."""
 
+KERNEL_OPTIONS: Any = {"FORCE_USE_FLEX_ATTENTION": True}
+"""Without it short rows go to a decoding kernel, which has no gradient and wants 2^n heads for a key head."""
+
 TREE_ATTENTION = "art_tree"
 """transformers' name for the attention of this module: SDPA, and FlexAttention for a `BlockMask`."""
 
@@ -133,7 +136,15 @@ def flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: floa
         if "flex" not in _compiled:
             _compiled["flex"] = torch.compile(flex_attention)
         run = _compiled["flex"]
-    return run(query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+    return run(
+        query,
+        key,
+        value,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+        kernel_options=KERNEL_OPTIONS,
+    )
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from art_core.training.attention import TreeMask
+from art_core.training.attention import KERNEL_OPTIONS, TreeMask
 from art_core.training.token_tree import Ints
 
 logger = logging.getLogger(__name__)
@@ -291,9 +291,15 @@ def _maybe_compiled(name: str, function: Any, like: Tensor) -> Any:
 
 def _flex_with_lse(q: Tensor, k: Tensor, v: Tensor, mask: Any, scale: float) -> Any:
     out, aux = flex_attention(
-        q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1],
+        q,
+        k,
+        v,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+        kernel_options=KERNEL_OPTIONS,
         return_aux=AuxRequest(lse=True),
-    )  # fmt: skip
+    )
     return out, aux.lse
 
 
