@@ -160,7 +160,7 @@ class TrainConfig(Settings):
         ge=1,
         description="tokens of a rollout that 'constant' divides by; None: those of the longest one",
     )
-    kl_coef: float = Field(default=0.0, ge=0, description="weight of the k3 estimate of KL to the base model")
+    kl_coef: float = Field(default=0.0, ge=0, description="weight of KL to the base model in the loss (k3)")
     kl_target: float | None = Field(
         default=None,
         gt=0,
@@ -414,6 +414,11 @@ class EngineConfig(Settings):
     start_timeout: float = Field(default=600.0, gt=0, description="seconds until a server must answer")
     hang_timeout: float = Field(
         default=30.0, gt=0, description="vLLM: seconds without an answer after which it counts as dead"
+    )
+    stall_timeout: float = Field(
+        default=300.0,
+        gt=0,
+        description="vLLM: seconds without an engine step while requests run, likewise",
     )
     max_restarts: int = Field(
         default=5, ge=0, description="vLLM: how often it is restarted when it dies, in restart_window"

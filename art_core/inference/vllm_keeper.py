@@ -28,6 +28,7 @@ from art_core.inference.restarts import RestartBudget
 from art_core.inference.vllm_command import InstalledVLLM, installed_vllm
 from art_core.inference.vllm_compat import PAUSE, RESUME
 from art_core.inference.vllm_process import ServerGoneError, VLLMProcess, reserved_port
+from art_core.inference.vllm_stall import StallWatch, read_progress
 from art_core.inference.vllm_start import StartProgress
 from art_core.inference.vllm_versions import VersionTable
 from art_core.inference.watchdog import Watchdog
@@ -39,6 +40,8 @@ LOOK_SECONDS = 5.0
 """How often a server is looked at that nobody complains about."""
 PROBE_SECONDS = 0.25
 """How often a server is asked again that did not answer."""
+READING_SECONDS = 30.0
+"""How often, at most, a server is asked whether it makes progress."""
 LONGEST_BREAK = 30.0
 """Seconds before a restart whose last one failed, at most."""
 
@@ -105,6 +108,8 @@ class Keeper:
         self.asleep: Callable[[], bool] = lambda: False
         self.served: Callable[[], Sequence[PolicyVersion]] = versions.served
         self._budget = RestartBudget(config.max_restarts, config.restart_window)
+        self._stalls = StallWatch(config.stall_timeout)
+        self._next_reading = 0.0
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._installed: InstalledVLLM | None = None
@@ -238,15 +243,20 @@ class Keeper:
             cause = asyncio.run(self._cause_of_death(self.server))
             if cause is None:
                 asyncio.run(self._reconcile(self.server))
-                self.lives.found_well(look)
-            elif not self._closing.is_set():
-                asyncio.run(self._revive(self.server, cause))
         except ServerGoneError:
             self.watchdog.wake()
-        except Exception as wrong:
-            # Whoever waits must not wait for ever for a watchdog that is at a loss.
-            if not self._closing.is_set():
-                self.lives.end(EngineError(f"vLLM cannot be kept alive: {wrong}"))
+            return
+        except EngineError as refused:
+            logger.warning("vLLM answers, and refuses to serve what it should: %s", refused)
+            cause = None
+        if cause is None:
+            self.lives.found_well(look)
+        elif not self._closing.is_set():
+            try:
+                asyncio.run(self._revive(self.server, cause))
+            except Exception as wrong:
+                # Whoever waits must not wait for ever for a watchdog that is at a loss.
+                self.lives.end(EngineError(f"vLLM cannot be restarted: {wrong!r}\n{cause}"))
                 raise
 
     async def _cause_of_death(self, server: VLLMProcess) -> str | None:
@@ -255,7 +265,7 @@ class Keeper:
         while not self._closing.is_set():
             health = await server.health(self._config.hang_timeout)
             if health.ok:
-                return None
+                return await self._stall(server)
             if server.process.exit_status is not None:
                 return (await server.health(self._config.hang_timeout)).detail  # how it ended
             if time.monotonic() - silent_since >= self._config.hang_timeout:
@@ -263,6 +273,16 @@ class Keeper:
             # It may be on its way down: an engine that died takes its HTTP server with it within seconds.
             await asyncio.sleep(PROBE_SECONDS)
         return None
+
+    async def _stall(self, server: VLLMProcess) -> str | None:
+        """That its engine is stuck, if it is."""
+        now = time.monotonic()
+        if now < self._next_reading or self.paused:
+            return None
+        self._next_reading = now + min(READING_SECONDS, self._stalls.limit / 4)
+        if not self._stalls.stalled(read_progress(await server.metrics()), now):
+            return None
+        return f"vLLM ended no step for {self._stalls.limit:g} s while requests ran" + server.why()
 
     async def _revive(self, old: VLLMProcess, cause: str) -> None:
         self.lives.down()
@@ -279,7 +299,7 @@ class Keeper:
                 if self._closing.is_set():
                     return
                 continue
-            self.server = server
+            self.server, self._stalls = server, StallWatch(self._stalls.limit)
             self._tell_of_restart(old, server, cause, time.monotonic() - began)
             self.lives.begin()
             self.watchdog.wake()  # what was retired while it was restored is found and unloaded

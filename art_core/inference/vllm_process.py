@@ -182,6 +182,19 @@ class VLLMProcess:
         response = await self._request("GET", "/v1/models", None, "list its models", 10.0)
         return _names(response)
 
+    async def metrics(self) -> str:
+        """What it tells Prometheus; empty if nothing.
+
+        Raises:
+            ServerGoneError: it does not answer.
+        """
+        try:
+            return (await self._request("GET", "/metrics", None, "tell its metrics", 10.0)).text
+        except ServerGoneError:
+            raise
+        except EngineError:  # switched off
+            return ""
+
     async def steer(
         self, path: str, body: dict[str, Any] | None, what: str, timeout: float | None = STEER_TIMEOUT
     ) -> None:

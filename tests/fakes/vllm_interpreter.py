@@ -94,7 +94,7 @@ Server(("127.0.0.1", args.port), Handler).serve_forever()
 
 ANSWERING = """
 import argparse, json, os, sys, threading
-from fakes.vllm_server import FakeVLLM
+from fakes.vllm_server import FakeVLLM, Reply
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int)
@@ -121,10 +121,25 @@ class Server(FakeVLLM):
             return 200, json.dumps({"data": cards}).encode()
         if path in ("/pause", "/resume"):
             return 200, b"{}"
+        if path == "/metrics":
+            running = sum(a.path.endswith("completions") for a in self.requests) - answered
+            lines = [f'vllm:num_requests_running{{engine="0"}} {running}.0']
+            lines += [f'vllm:iteration_tokens_total_count{{engine="0"}} {answered}.0']
+            return 200, "\\n".join(lines).encode()
         return super()._plain(method, path, raw)
 
 
+answered = 0
+
+
 def answer(request):
+    global answered
+    if request["messages"] and request["messages"][-1]["content"] == "stick":
+        stuck = os.path.join(os.path.dirname(__file__), "stuck")
+        if not os.path.exists(stuck):  # the first life alone
+            open(stuck, "w").close()
+            return Reply("never", delay=600)
+    answered += 1
     print("asked for", request["model"], flush=True)
     if request["messages"] and request["messages"][-1]["content"] == "die":
         os._exit(3)

@@ -51,13 +51,16 @@ class Policy(EngineEndpoint):
 
 
 @contextlib.asynccontextmanager
-async def policy(tmp_path: Path, store: Store | None = None, run: str = "", latency: float = 0.0) -> Any:
+async def policy(
+    tmp_path: Path, store: Store | None = None, run: str = "", latency: float = 0.0, **settings: Any
+) -> Any:
     def keep(event: EngineEvent) -> None:
         if store is not None:
             store.add_event(run, event.kind, event.message, event.data)
 
     config = EngineConfig(
-        python=fake_interpreter(tmp_path / "fake", "answers", latency=latency), max_restarts=30
+        python=fake_interpreter(tmp_path / "fake", "answers", latency=latency),
+        **{"max_restarts": 30, **settings},
     )
     logs = tmp_path / "logs"
     engine = VLLMEngine("org/model", config, LoRAConfig(rank=8), "agent", logs, on_event=keep)
@@ -257,3 +260,17 @@ async def test_a_call_that_kills_every_server_ends_before_the_budget_does(tmp_pa
     first, _ = rollout.snapshot().steps
     assert first.error is not None
     assert "closed the connection" in first.error
+
+
+async def test_a_server_that_answers_health_and_nothing_else_is_restarted(
+    tmp_path: Path, rollout: Rollout, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("art_core.inference.vllm_keeper.LOOK_SECONDS", 0.1)
+    store = Store.open("chaos", tmp_path)
+    run = store.begin_run("agent", {})
+    async with policy(tmp_path, store, run, stall_timeout=1.0) as endpoint:
+        assert (await ChatART(endpoint, max_retries=0).ainvoke("stick")).text == SAID
+    (event,) = store.events(run)
+    assert event.kind == "engine_restarted"
+    assert event.data["cause"] == "vLLM ended no step for 1 s while requests ran"
+    store.close()
