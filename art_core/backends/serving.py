@@ -90,7 +90,9 @@ class Serving:
         version = PolicyVersion(self._model, number)
         held = ExitStack()
         async with self._changing:
-            if version not in self._served:
+            answering = self._engine.versions()  # none while it is being restarted
+            replaced = bool(answering) and version not in answering
+            if version not in self._served or replaced:
                 await self._serve(version, await asyncio.to_thread(self._adapter_of, version))
             held.enter_context(self._leases.lease(version))
 
