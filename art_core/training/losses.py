@@ -112,6 +112,24 @@ def kl(new: Tensor, reference: Tensor) -> Tensor:
     return torch.expm1(d) - d
 
 
+def kl_penalty(new: Tensor, reference: Tensor, proximal: Tensor) -> Tensor:
+    """KL(new, reference) as a loss: ``k3`` times the ratio new / proximal, with the gradient of both.
+
+    The tokens were drawn from the proximal policy, not from the one that is differentiated: without the
+    ratio, the gradient of ``k3`` is that of another divergence (DeepSeek-V3.2, arXiv:2512.02556, section
+    3.1). In value it is ``k3`` as long as the policy has not moved.
+
+    Args:
+        new: log-probabilities, with gradient  [entries].
+        reference: log-probabilities of the base model, without  [entries].
+        proximal: under the policy before the update; NaN counts as equal to new  [entries].
+
+    Returns:
+        Penalties in nats  [entries].
+    """
+    return log_ratio(new, proximal).exp() * kl(new, reference)
+
+
 def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
     """Each entry's value replaced by the mean over its segment.
 

@@ -17,6 +17,7 @@ from art_core.training.logprobs import entry_logprobs
 from art_core.training.losses import (
     importance_weights,
     kl,
+    kl_penalty,
     log_ratio,
     policy_loss,
     segment_mean,
@@ -162,9 +163,9 @@ def accumulate_policy_gradient(
                 losses = importance * outcome.loss
                 kl_base = now.new_empty(0)
                 if base is not None:
-                    penalty = kl(logprob, mine.part(i, base))
-                    losses = losses + coefficients.kl * penalty
-                    kl_base = penalty.detach()
+                    reference = mine.part(i, base)
+                    losses = losses + coefficients.kl * kl_penalty(logprob, reference, before)
+                    kl_base = kl(now, reference)
                 loss = (_tensor(piece.entries.weight, now) * losses).sum()
                 if bonus:
                     # A mean over all tokens, whatever weights the loss gives them: the coefficient then

@@ -8,12 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_core.config import AVERAGING, LossName
+from art_core.config import AVERAGING, LossName, TrainConfig
+from art_core.errors import ConfigError
+from art_core.training.coefficients import Coefficients, next_kl_coef
 from art_core.training.losses import (
     importance_weights,
     kl,
+    kl_penalty,
     policy_loss,
     segment_mean,
+    segment_sum,
     token_weights,
 )
 
@@ -216,3 +220,89 @@ def test_a_segments_mean_is_given_to_each_of_its_entries():
 def test_gspo_asks_for_the_segments_ratio():
     with pytest.raises(ValueError, match="segment_log_ratio"):
         policy_loss("gspo", torch.zeros(1), torch.zeros(1), torch.ones(1))
+
+
+def test_the_kl_terms_gradient_is_that_of_the_kl():
+    """In expectation, by enumeration; without the ratio it would be another divergence's."""
+    logits = torch.tensor([0.3, -0.8, 0.5, 0.1], dtype=torch.float64, requires_grad=True)
+    reference = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64).log()
+    now = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((now.exp() * (now - reference)).sum(), logits, retain_graph=True)
+    drawn = now.detach().exp()
+    (found,) = torch.autograd.grad((drawn * kl_penalty(now, reference, now.detach())).sum(), logits)
+    assert found.tolist() == pytest.approx(exact.tolist(), abs=1e-12)
+
+
+# -- server and trainer disagree ---------------------------------------------------------------------
+
+
+def test_masked_importance_sampling_leaves_out_what_server_and_trainer_disagree_on():
+    proximal = torch.tensor([-1.0, -1.0, -1.0, -1.0])
+    server = torch.tensor([-1.5, -3.0, 1.0, NAN])
+    weights = importance_weights(proximal, server, 2.0, floor=0.5, mask=True)
+    assert weights.tolist() == pytest.approx([math.exp(0.5), 0.0, 0.0, 1.0])
+    assert importance_weights(proximal, server, 2.0, mask=True)[2] == pytest.approx(math.exp(-2))
+
+
+@pytest.mark.parametrize(("mask", "expected"), [(False, [1.5, 1.5, 0.5]), (True, [0.0, 0.0, 0.5])])
+def test_a_whole_answers_mismatch_is_the_product_of_its_tokens(mask: bool, expected: list[float]):
+    proximal = torch.log(torch.tensor([0.6, 0.8, 0.2]))
+    server = torch.log(torch.tensor([0.4, 0.5, 0.4]))
+    answers = segment_sum(proximal - server, torch.tensor([0, 0, 1]))
+    weights = importance_weights(proximal, server, 1.5, mask=mask, sequence_log_ratio=answers)
+    assert weights.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "cispo"])
+def test_any_loss_may_have_its_ratio_at_the_level_of_the_sequence(name: LossName):
+    new = torch.tensor([-1.0, -2.0], requires_grad=True)
+    answer = torch.tensor([0.1, 0.1])
+    outcome = policy_loss(
+        name, new, torch.zeros(2), torch.ones(2), level="sequence", segment_log_ratio=answer
+    )
+    assert outcome.ratio.tolist() == pytest.approx([math.exp(0.1)] * 2)
+
+
+# -- coefficients that follow a target ---------------------------------------------------------------
+
+
+def test_the_kl_coefficient_follows_its_target_by_at_most_two_percent():
+    """Ziegler et al. 2019, section 2.2."""
+    assert next_kl_coef(0.1, kl=10.0, target=1.0) == pytest.approx(0.1 * 1.02)
+    assert next_kl_coef(0.1, kl=0.0, target=1.0) == pytest.approx(0.1 * 0.98)
+    assert next_kl_coef(0.1, kl=1.1, target=1.0) == pytest.approx(0.1 * 1.01)
+
+
+def test_the_entropy_bonus_grows_below_its_target_and_rests_above_it():
+    config = TrainConfig(entropy_coef=0.01, entropy_target=0.5)
+    start = Coefficients.of(config)
+    assert start.entropy_weight == 0.0
+    low = start.after(config, kl=None, entropy=0.2)
+    assert low.entropy_weight == pytest.approx(0.015)
+    high = low.after(config, kl=None, entropy=0.9)
+    assert high.entropy == pytest.approx(0.01)
+    assert high.entropy_weight == 0.0
+    for _ in range(5):
+        high = high.after(config, kl=None, entropy=0.9)
+    assert high.entropy == 0.0
+
+
+def test_a_coefficient_without_a_target_is_always_the_configurations():
+    config = TrainConfig(kl_coef=0.2, entropy_coef=0.01)
+    moved = Coefficients(kl=9.0, entropy=9.0).after(config, kl=5.0, entropy=0.0)
+    assert Coefficients.of(config, moved) == Coefficients(0.2, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"kl_target": 0.1}, "kl_coef > 0"),
+        ({"importance_floor": 0.5}, "importance_beyond='mask'"),
+        ({"loss_length": 100}, "averages by 'rollout'"),
+        ({"sft_own_best": 1}, "sft_weight > 0"),
+        ({"gamma": 1.5}, "gamma"),
+    ],
+)
+def test_knobs_that_nothing_would_read_are_refused(wrong: dict[str, float], words: str):
+    with pytest.raises(ConfigError, match=words):
+        TrainConfig(**wrong)
