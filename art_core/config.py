@@ -375,7 +375,10 @@ class EngineConfig(Settings):
         "weights that take the place of the version before: no cost per token, one at a time",
     )
     prefix_cache_tokens: int = Field(
-        default=65536, ge=0, description="embedded: tokens kept in the prefix cache"
+        default=65536,
+        ge=0,
+        description="embedded: most tokens whose keys and values are in memory, those of running requests and "
+        "the prefix cache together; never less than max_model_len, so that one request fits",
     )
     deterministic: bool = Field(
         default=False,

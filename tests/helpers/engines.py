@@ -36,6 +36,7 @@ Feature = Literal[
     "token bytes",
     "top logprobs",
     "trainer",
+    "turns",
     "unknown parameters",
 ]
 """What an engine may lack."""
@@ -65,6 +66,7 @@ LACKS: dict[str, dict[Feature, str]] = {
         "unknown parameters": "vLLM ignores parameters that it does not know, and so does its stand-in",
     },
     "vllm": {
+        "turns": "vLLM serves first come, first served: all choices of a request that came earlier",
         "token bytes": "vLLM gives the bytes of U+FFFD for a token that is a part of a character",
         "unknown parameters": "vLLM ignores parameters that it does not know, with a warning in its log",
     },
@@ -74,6 +76,7 @@ LACKS: dict[str, dict[Feature, str]] = {
         "slots": "only its address is known",
         "token bytes": "engines of others may give the bytes of U+FFFD",
         "trainer": "only its address is known",
+        "turns": "engines of others may serve first come, first served",
         "unknown parameters": "engines of others may ignore them",
     },
 }

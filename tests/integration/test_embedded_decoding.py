@@ -94,6 +94,70 @@ async def test_prompts_longer_than_one_pass_and_batches_larger_than_the_limit_ar
             agrees_with_forward(policy, answer)
 
 
+async def test_memory_is_bounded_and_who_has_to_wait_for_it_answers_as_ever(policy: PeftPolicy) -> None:
+    """Running sequences count: what does not fit is suspended and computed again."""
+    settings: dict[str, Any] = {"max_model_len": 200, "prefix_cache_tokens": 300}
+    async with serving(policy, **settings) as (engine, client):
+        scheduler = engine._scheduler
+        texts = [f"{i} " * 40 for i in range(8)]
+        answers = await asyncio.gather(*(ask(client, text, max_tokens=40, n=2) for text in texts))
+        for answer in answers:
+            assert [len(tokens(answer, choice)) for choice in range(2)] == [40, 40]
+            agrees_with_forward(policy, answer)
+        assert scheduler._suspensions > 0
+        assert scheduler._tree.slots <= 300
+        assert scheduler._runner._capacity <= 300
+        assert not scheduler._suspended
+
+
+async def test_a_seed_gives_the_same_tokens_to_a_sequence_that_was_suspended(policy: PeftPolicy) -> None:
+    settings: dict[str, Any] = {"max_model_len": 200, "deterministic": True}
+    texts = [f"{i} " * 40 for i in range(6)]
+    async with serving(policy, **settings) as (engine, client):
+        alone = [await ask(client, text, seed=i, max_tokens=40) for i, text in enumerate(texts)]
+        assert not engine._scheduler._suspensions
+    async with serving(policy, **settings, prefix_cache_tokens=0) as (engine, client):
+        crowd = await asyncio.gather(
+            *(ask(client, text, seed=i, max_tokens=40) for i, text in enumerate(texts))
+        )
+        assert engine._scheduler._suspensions
+        assert engine._scheduler._tree.slots <= 200
+    for one, many in zip(alone, crowd, strict=True):
+        assert tokens(one) == tokens(many)
+        assert logprobs(one) == logprobs(many)
+
+
+async def test_a_client_that_leaves_while_its_request_is_suspended_frees_its_place(
+    policy: PeftPolicy,
+) -> None:
+    async with serving(policy, max_model_len=1000, prefix_cache_tokens=0) as (engine, client):
+        crowd = [asyncio.create_task(ask(client, f"{i} " * 40, max_tokens=850)) for i in range(4)]
+        while not engine._scheduler._suspended:
+            await asyncio.sleep(0.001)
+        for task in crowd:
+            task.cancel()
+        assert len(tokens(await ask(client, "hello"))) == 12
+        while engine._scheduler._jobs["tiny@0"]:
+            await asyncio.sleep(0.001)
+        assert not engine._scheduler._suspended
+        assert not engine._scheduler._running
+
+
+async def test_memory_that_cannot_be_had_is_an_error_that_names_the_setting(
+    policy: PeftPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(policy) as (engine, client):
+        with monkeypatch.context() as patch:
+
+            def full(capacity: int) -> None:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+            patch.setattr(engine._scheduler._runner._cache, "grow", full)
+            with pytest.raises(InternalServerError, match=r"prefix_cache_tokens=65536.*allocate memory"):
+                await ask(client, "hello")
+        agrees_with_forward(policy, await ask(client, "hello"))
+
+
 async def test_what_was_computed_once_is_not_computed_again(
     policy: PeftPolicy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

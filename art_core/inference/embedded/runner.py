@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from art_core.errors import EngineError
 from art_core.inference.embedded.tree import Node
 from art_core.training.policy import Policy
 
@@ -118,9 +119,8 @@ class _PoolLayer(CacheLayerMixin):
     def grow(self, capacity: int) -> None:
         self.capacity = capacity
         if self.keys is not None and self.values is not None:
-            more = capacity - self.keys.shape[0]
-            self.keys = torch.cat([self.keys, self.keys.new_zeros(more, self.keys.shape[1])])
-            self.values = torch.cat([self.values, self.values.new_zeros(more, self.values.shape[1])])
+            self.keys = _longer(self.keys, capacity)
+            self.values = _longer(self.values, capacity)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -149,28 +149,46 @@ class _PoolLayer(CacheLayerMixin):
         return -1
 
 
+def _longer(pool: torch.Tensor, capacity: int) -> torch.Tensor:
+    more = capacity - pool.shape[0]
+    return torch.cat([pool, pool.new_zeros(more, pool.shape[1])]) if more > 0 else pool
+
+
 class Runner:
     """Runs batches on the policy and keeps what they give.
 
     Args:
         policy: whoever calls `run` is inside ``policy.using(version)``.
+        limit: slots that are made ahead of need, at most.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, limit: int) -> None:
         self._policy = policy
+        self._limit = limit
         self._cache = _PoolCache()
         self._hidden: torch.Tensor | None = None
         self._capacity = 0
 
     def reserve(self, slots: int) -> None:
-        """Make room for this many slots."""
+        """Make room for this many slots.
+
+        Raises:
+            EngineError: there is no memory for them.
+        """
         if slots <= self._capacity:
             return
-        self._capacity = max(slots, 2 * self._capacity, 1024)
-        self._cache.grow(self._capacity)
-        if self._hidden is not None:
-            more = self._capacity - self._hidden.shape[0]
-            self._hidden = torch.cat([self._hidden, self._hidden.new_zeros(more, self._hidden.shape[1])])
+        capacity = max(slots, min(max(2 * self._capacity, 1024), self._limit))
+        try:
+            self._cache.grow(capacity)
+            if self._hidden is not None and capacity > self._hidden.shape[0]:
+                more = capacity - self._hidden.shape[0]
+                self._hidden = torch.cat([self._hidden, self._hidden.new_zeros(more, self._hidden.shape[1])])
+        except RuntimeError as full:  # torch's own error where memory ends, on a CPU and on a GPU
+            raise EngineError(
+                f"no memory for the keys and values of {capacity} tokens: lower "
+                f"EngineConfig.prefix_cache_tokens={self._limit} or max_model_len ({full})"
+            ) from full
+        self._capacity = capacity
 
     def run(self, batch: Batch) -> None:
         """Compute a batch; its nodes are ready afterwards."""

@@ -6,7 +6,10 @@ the jobs that it touched and no other.
 Each step samples wherever logits are known and then makes one forward pass: over prompts (long ones in
 pieces) or over the sampled tokens of all that decode. Requests join and leave between steps. Sequences
 that agree share tree nodes, so that what was computed once is not computed again. Versions take turns,
-because the model runs with one adapter at a time.
+because the model runs with one adapter at a time; so do requests of many choices, one place at a time.
+
+Memory is bounded: when the running sequences' keys and values do not fit, the youngest is suspended, keeps
+its tokens and random numbers, and goes on when others have ended. It answers as it would have.
 """
 
 import logging
@@ -24,7 +27,7 @@ from art_core.inference.embedded.job import Job
 from art_core.inference.embedded.runner import Batch, Chain, Runner, cheapest, rows
 from art_core.inference.embedded.sampling import Draw, sample
 from art_core.inference.embedded.sequence import Decoding
-from art_core.inference.embedded.tree import TokenTree
+from art_core.inference.embedded.tree import Node, TokenTree
 from art_core.training.policy import Policy
 
 logger = logging.getLogger(__name__)
@@ -59,12 +62,17 @@ class Scheduler:
         self._policy = policy
         self._tokenizer = tokenizer
         self._config = config
-        self._tree = TokenTree(config.prefix_cache_tokens, whole_roots=config.deterministic)
-        self._runner = Runner(policy)
+        # One request of full length always fits, however little is to be kept.
+        limit = max(config.prefix_cache_tokens, config.max_model_len)
+        self._tree = TokenTree(config.prefix_cache_tokens, limit=limit, whole_roots=config.deterministic)
+        self._runner = Runner(policy, limit)
         self._wake = threading.Condition()
-        self._waiting: deque[tuple[Job, int]] = deque()
+        self._waiting: deque[tuple[Job, int]] = deque()  # and its first choice that waits
         self._running: dict[Decoding, None] = {}  # a set in order of arrival
+        self._suspended: list[Decoding] = []  # the oldest last
+        self._ended = 0  # running sequences that made room since one was suspended
         self._prefills = 0
+        self._suspensions = 0
         self._jobs: Counter[str] = Counter()
         self._errands: deque[Callable[[], None]] = deque()
         self._paused = False
@@ -88,7 +96,7 @@ class Scheduler:
             if self._closed:
                 raise EngineError("the embedded engine is closed")
             self._jobs[job.version] += 1
-            self._waiting.extend((job, choice) for choice in range(len(job.outputs)))
+            self._waiting.append((job, 0))
             self._wake.notify_all()
 
     def pause(self) -> None:
@@ -96,7 +104,9 @@ class Scheduler:
         with self._wake:
             self._paused = True
             self._wake.notify_all()
-            self._wake.wait_for(lambda: not self._running or not self._paused or self._closed)
+            self._wake.wait_for(
+                lambda: not (self._running or self._suspended) or not self._paused or self._closed
+            )
 
     def resume(self) -> None:
         """Admit again."""
@@ -108,7 +118,7 @@ class Scheduler:
         """Nobody waits for a job any more: forget what waits, and what runs at the next step."""
         with self._wake:
             job.cancelled.set()
-            mine = sum(waiting is job for waiting, _ in self._waiting)
+            mine = sum(len(job.outputs) - first for waiting, first in self._waiting if waiting is job)
             self._waiting = deque(entry for entry in self._waiting if entry[0] is not job)
             for _ in range(mine):
                 self._settle(job)
@@ -160,18 +170,62 @@ class Scheduler:
         self._end_all()
 
     def _has_work(self) -> bool:
-        return bool(self._closed or self._errands or self._running or (self._waiting and not self._paused))
+        return bool(
+            self._closed
+            or self._errands
+            or self._running
+            or self._suspended
+            or (self._waiting and not self._paused)
+        )
 
     def _admit(self) -> None:
         with self._wake:
-            while self._waiting and not self._paused and len(self._running) < self._config.max_batch:
+            self._resume_suspended()
+            while (
+                self._waiting
+                and not self._paused
+                and not self._suspended  # what was begun comes first
+                and len(self._running) < self._config.max_batch
+            ):
                 job, choice = self._waiting.popleft()
+                if choice + 1 < len(job.outputs):
+                    self._waiting.append((job, choice + 1))
                 if job.cancelled.is_set() or job.error is not None:
                     self._settle(job)
                     continue
-                key = job.prompt if self._config.deterministic else None
-                root = self._tree.root(job.version, key)
-                self._running[Decoding(job, choice, self._tree, root, self._tokenizer)] = None
+                self._running[Decoding(job, choice, self._tree, self._root(job), self._tokenizer)] = None
+
+    def _root(self, job: Job) -> Node:
+        return self._tree.root(job.version, job.prompt if self._config.deterministic else None)
+
+    def _resume_suspended(self) -> None:
+        for sequence in [s for s in self._suspended if s.job.cancelled.is_set() or s.job.error is not None]:
+            self._suspended.remove(sequence)
+            self._settle(sequence.job)
+        while self._suspended and (self._ended or not self._running):
+            if len(self._running) >= self._config.max_batch:
+                return
+            self._ended = max(0, self._ended - 1)
+            sequence = self._suspended.pop()
+            sequence.enter(self._root(sequence.job))
+            self._running[sequence] = None
+
+    def _make_room(self, needed: int) -> None:
+        """Evict, and suspend the youngest, until so many more tokens fit; one sequence always goes on."""
+        while not self._tree.trim(needed) and len(self._running) > 1:
+            youngest = next(reversed(self._running))
+            if not self._suspensions:
+                logger.warning(
+                    "the embedded engine's memory of %d tokens is full: requests take turns; "
+                    "raise EngineConfig.prefix_cache_tokens if there is room, or lower max_batch",
+                    self._tree.limit,
+                )
+            self._suspensions += 1
+            self._ended = 0
+            youngest.leave()
+            with self._wake:
+                del self._running[youngest]
+                self._suspended.append(youngest)
 
     def _next_version(self) -> str | None:
         """Whose turn it is: the version after the last one, in order of arrival."""
@@ -225,11 +279,14 @@ class Scheduler:
         (sequence,) = sequences
         sequence.advance()
         if sequence.missing:
-            self._tree.trim(PREFILL_NODES)
-            # Pieces of a prompt begin at multiples, also when an earlier request left off in between.
-            done = sequence.tip.depth
-            begun = done % PREFILL_NODES if done < len(sequence.job.prompt) else 0
-            chain = sequence.extend(PREFILL_NODES - begun)
+            # Pieces of a prompt begin at multiples, also when an earlier request left off in between; what
+            # was sampled goes in one by one, also when it is computed again.
+            done, prompt = sequence.tip.depth, len(sequence.job.prompt)
+            most = min(PREFILL_NODES - done % PREFILL_NODES, prompt - done) if done < prompt else 1
+            self._make_room(min(most, sequence.missing))
+            if sequence not in self._running:
+                return
+            chain = sequence.extend(most)
             assert chain is not None  # nothing else is being computed
             self._compute(rows([chain]))
             sequence.advance()
@@ -237,9 +294,10 @@ class Scheduler:
             self._sample([sequence])
 
     def _compute_singles(self, sequences: list[Decoding]) -> None:
-        self._tree.trim(len(sequences))
-        chains = [chain for s in sequences if (chain := s.extend(1)) is not None]
-        self._compute(cheapest(chains))
+        self._make_room(len(sequences))
+        chains = [chain for s in sequences if s in self._running and (chain := s.extend(1)) is not None]
+        if chains:
+            self._compute(cheapest(chains))
 
     def _compute_prompts(self, sequences: list[Decoding]) -> None:
         """Prompts of similar length together, the oldest first.
@@ -247,10 +305,12 @@ class Scheduler:
         A prompt whose next token another one of the batch computes waits for that: it shares more than
         what is cached yet, and after this pass it needs only the rest.
         """
-        self._tree.trim(PREFILL_NODES)
+        self._make_room(min(PREFILL_NODES, sum(s.missing for s in sequences)))
         chains: list[Chain] = []
         total = longest = 0
         for sequence in sequences:
+            if sequence not in self._running:
+                continue
             length = min(sequence.missing, PREFILL_NODES)
             area = (len(chains) + 1) * max(longest, length)
             if chains and (area > PREFILL_NODES or total + length < MIN_FILL * area):
@@ -259,7 +319,8 @@ class Scheduler:
             if chain is not None:
                 chains.append(chain)
                 total, longest = total + length, max(longest, length)
-        self._compute(rows(chains))
+        if chains:
+            self._compute(rows(chains))
 
     def _compute(self, batch: Batch) -> None:
         try:
@@ -297,6 +358,7 @@ class Scheduler:
         sequence.leave()
         with self._wake:
             del self._running[sequence]
+            self._ended += 1
             self._settle(sequence.job)
 
     def _settle(self, job: Job) -> None:
@@ -310,8 +372,10 @@ class Scheduler:
     def _fail(self, sequences: Sequence[Decoding], cause: Exception) -> None:
         for sequence in [s for s in sequences if s in self._running]:
             if sequence.job.error is None:
-                error = EngineError(f"decoding failed: {type(cause).__name__}: {cause}")
-                error.__cause__ = cause
+                error = cause
+                if not isinstance(error, EngineError):
+                    error = EngineError(f"decoding failed: {type(cause).__name__}: {cause}")
+                    error.__cause__ = cause
                 sequence.job.error = error
             self._end(sequence)
 
@@ -319,6 +383,10 @@ class Scheduler:
         closed = EngineError("the embedded engine was closed before the request was answered")
         self._fail(list(self._running), closed)
         with self._wake:
+            for sequence in self._suspended:
+                sequence.job.error = sequence.job.error or closed
+                sequence.job.notify()
+            self._suspended.clear()
             for job, _ in self._waiting:
                 job.error = job.error or closed
                 job.notify()

@@ -93,3 +93,8 @@ class Decoding:
     def leave(self) -> None:
         """Give up its place in the tree; what it computed stays as cache."""
         self._tree.move(self.tip, None)
+
+    def enter(self, root: Node) -> None:
+        """Take a place in the tree again: `advance` finds what is still there, the rest is computed again."""
+        self.tip = root
+        self._tree.move(None, root)

@@ -43,13 +43,15 @@ class TokenTree:
     Used by one thread only, the scheduler's.
 
     Args:
-        budget: nodes to keep when nothing runs; running sequences may exceed it for as long as they run.
+        budget: nodes to keep when nothing runs.
+        limit: nodes that there may ever be, those of running sequences included; the budget where None.
         whole_roots: evict a root with everything below it, not single nodes. Deterministic mode needs
             it: what remained of a half-evicted prompt would be completed in other pieces than at first.
     """
 
-    def __init__(self, budget: int, *, whole_roots: bool = False) -> None:
+    def __init__(self, budget: int, *, limit: int | None = None, whole_roots: bool = False) -> None:
         self.budget = budget
+        self.limit = budget if limit is None else limit
         self.whole_roots = whole_roots
         self.slots = 0
         self.nodes = 0
@@ -96,18 +98,22 @@ class TokenTree:
         for root in self._roots.pop(version, {}).values():
             self._free_below(root)
 
-    def trim(self, room: int = 0) -> None:
+    def trim(self, room: int = 0) -> bool:
         """Evict what was used longest ago until ``room`` more nodes fit into the budget.
 
         Evicts a tenth more than asked, so that the search for leaves is rare.
+
+        Returns:
+            Whether they fit into the limit now; if not, running sequences hold too much.
         """
         if self.nodes + room <= self.budget:
-            return
+            return True
         target = max(0, self.budget - room - self.budget // 10)
         if self.whole_roots:
             self._evict_roots(target)
         else:
             self._evict_leaves(target)
+        return self.nodes + room <= self.limit
 
     def _evict_leaves(self, target: int) -> None:
         leaves = [
