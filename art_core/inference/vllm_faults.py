@@ -135,7 +135,7 @@ CAUSES: tuple[Cause, ...] = (
         "the model was not found",
         r"not a valid model identifier|Repository Not Found|RepositoryNotFoundError"
         r"|Invalid repository ID or local directory|Cannot find any model weights"
-        r"|does not appear to have a file named|Incorrect path_or_model_id",
+        r"|does not appear to have a file named|Incorrect path_or_model_id|Repo id must be in the form",
         "base_model is a directory with config.json and weights, or the name of a model on the hub",
     ),
     _cause(
@@ -180,6 +180,11 @@ CAUSES: tuple[Cause, ...] = (
     ),
 )
 
+LONGEST_LINE = 400
+"""Characters of a log's line that are quoted."""
+
+_MESSAGE = re.compile(r"\b\w*(Error|Exception|error)\b: ")
+
 KILLED = Cause(
     "killed from outside",
     re.compile("(?!)"),
@@ -197,11 +202,22 @@ def find_fault(log: str, status: int | None = None) -> Fault | None:
         status: the exit status, 128 plus the signal when one ended it.
     """
     for cause in CAUSES:
-        if match := cause.pattern.search(log):
-            start = log.rfind("\n", 0, match.start()) + 1
-            end = log.find("\n", match.end())
-            line = log[start : end if end >= 0 else None].strip()
-            return Fault(cause.name, line, f"{cause.name}: {cause.advice}")
+        found = [_line_around(log, match) for match in cause.pattern.finditer(log)]
+        if found:
+            # Tracebacks show the code that raises before they show what it said.
+            said = next((line for line in found if _MESSAGE.search(line)), found[0])
+            return Fault(cause.name, _shortened(said), f"{cause.name}: {cause.advice}")
     if status == 137:
         return Fault(KILLED.name, KILLED.name, KILLED.advice)
     return None
+
+
+def _line_around(log: str, match: re.Match[str]) -> str:
+    start = log.rfind("\n", 0, match.start()) + 1
+    end = log.find("\n", match.end())
+    return log[start : end if end >= 0 else None].strip()
+
+
+def _shortened(line: str) -> str:
+    """Some messages list all that would have been right."""
+    return line if len(line) <= LONGEST_LINE else line[:LONGEST_LINE] + " ..."
