@@ -2,12 +2,14 @@
 
     pytest tests/gpu/test_vllm_sleep.py --model DIR [--vllm-python PYTHON] -s
 
-With ``ART_RESULTS=FILE`` the measured times, memory and canary differences are written there as JSON.
+With ``ART_RESULTS=FILE`` the measured times, memory and canary differences are written there as JSON;
+``ART_VLLM_ARGS`` are further arguments of vLLM.
 """
 
 import asyncio
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,6 +76,7 @@ def engine(
         max_model_len=2048,
         python=request.config.getoption("--vllm-python"),
         start_timeout=600,
+        extra_args=tuple(shlex.split(os.environ.get("ART_VLLM_ARGS", ""))),
     )
     vllm = VLLMEngine(str(model_dir), config, LORA, "agent", tmp_path_factory.mktemp("logs"))
     asyncio.run(vllm.start())
