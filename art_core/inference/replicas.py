@@ -47,6 +47,7 @@ class _Member:
         self.life = 0
         self.told_out = False
         self.published: set[PolicyVersion] = set()
+        self.paused = False
         self.suspected = asyncio.Event()
         self.acts = asyncio.Lock()
         """Held while versions are published to it, or retired from it."""
@@ -306,22 +307,29 @@ class ReplicaSet:
     async def pause(self) -> None:
         """Let requests in flight end and hold new ones, on every replica."""
         self._paused = True
-        await self._there(lambda: self._all_up(lambda engine: engine.pause()))
+        await self._there(self._pause_all)
 
     async def resume(self) -> None:
         """Take requests again."""
         self._paused = False
-        await self._there(lambda: self._all_up(lambda engine: engine.resume()))
+        await self._there(self._pause_all)
 
-    async def _all_up(self, act: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    async def _pause_all(self) -> None:
+        """Have every replica that is not down hold requests, or not, as the set does."""
         members = [member for member in self._members if member.replica.state is not ReplicaState.DOWN]
-        results = await asyncio.gather(*(act(m.engine) for m in members), return_exceptions=True)
+        results = await asyncio.gather(*(self._pause(m) for m in members), return_exceptions=True)
         for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
                 self._out(member, str(result))
                 member.suspected.set()
             elif result is not None:
                 raise result
+
+    async def _pause(self, member: _Member) -> None:
+        if member.paused == self._paused:
+            return
+        member.paused = self._paused
+        await (member.engine.pause() if member.paused else member.engine.resume())
 
     async def health(self) -> EngineHealth:
         """Whether any replica answers; what is wrong with those that do not."""
@@ -422,8 +430,7 @@ class ReplicaSet:
         if member.replica.state is not ReplicaState.DOWN:
             return
         await self._bring_up_to_date(member)
-        if self._paused:
-            await member.engine.pause()
+        await self._pause(member)  # it may have missed a pause, or the end of one
         self._back(member)
 
     async def _while_it_may_return(

@@ -362,6 +362,34 @@ def test_a_call_that_a_server_never_answered_goes_to_the_other(
             assert len(other.bodies) == 8
 
 
+class Dying(FakeVLLM):
+    """Like a vLLM whose engine has died: it says 500, and that it is not well."""
+
+    def _plain(self, method: str, path: str, raw: bytes) -> tuple[int, bytes]:
+        return (503, b"") if path == "/health" else super()._plain(method, path, raw)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_last_words_of_a_dying_server_are_not_the_answer(stream: bool) -> None:
+    with Dying() as dying, FakeVLLM("from the other") as other:
+        dying.fail(1.0, ["500"])
+        with Gateway([dying.base_url, other.base_url]) as gateway:
+            client = openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+            for number in range(8):
+                client.chat.completions.create(model="m", messages=conversation(number), stream=stream)  # type: ignore[call-overload]
+            assert len(other.bodies) == 8
+            assert gateway_health(gateway)["replicas"][0]["state"] == "down"
+
+
+def test_a_servers_error_is_the_answer_while_it_is_well(fake: FakeVLLM) -> None:
+    fake.fail(1.0, ["500"])
+    with Gateway([fake.base_url, fake.base_url]) as gateway:
+        answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["message"] == "internal error"
+        assert len(fake.bodies) == 1
+
+
 def test_a_server_that_came_back_is_asked_again(fake: FakeVLLM) -> None:
     fake.fail(1.0, ["drop"], times=1)
     with FakeVLLM("other") as other, Gateway([fake.base_url, other.base_url]) as gateway:

@@ -1,6 +1,9 @@
 """A backend with a gateway: stock clients are captured, and replicas are trained for."""
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -70,7 +73,16 @@ async def test_training_publishes_to_every_replica_that_the_backend_started(tmp_
         health = httpx.get(f"{model.gateway.url}/health").json()
         assert health["status"] == "ok"
         assert [r["versions"] for r in health["replicas"]] == [["agent@0", "agent@1"]] * 2
-        logs = sorted(path.parent.parent.name for path in tmp_path.rglob("vllm-*.log"))
+        process = model._registered.engine.engines[0]._keeper.process  # type: ignore[attr-defined]
+        os.kill(process.pid, signal.SIGKILL)
+        store = model._registered.store  # type: ignore[attr-defined]
+        deadline = time.monotonic() + 20
+        while not any(event.kind == "replica_back" for event in store.events()):
+            assert time.monotonic() < deadline, "the replica was not brought back"
+            # It may be back before anybody missed it: calls are what finds it out.
+            await model.chat.completions.acreate(messages=[{"role": "user", "content": f"{time.time()}"}])
+        assert [e.data["replica"] for e in store.events() if e.kind == "engine_restarted"] == ["0"]
+        logs = sorted({path.parent.parent.name for path in tmp_path.rglob("vllm-*.log")})
         assert logs == ["replica-0", "replica-1"]
 
 

@@ -228,6 +228,26 @@ async def test_a_call_waits_while_no_replica_is_up(tmp_path: Path) -> None:
         assert said == "answered by agent@0"
 
 
+async def test_a_replica_that_missed_the_end_of_a_pause_takes_calls_when_it_is_back(tmp_path: Path) -> None:
+    async with running(tmp_path) as replicas:
+        paused: list[int] = []
+        for number, engine in enumerate(replicas.engines):
+            resume = engine.resume
+
+            async def noted(number: int = number, resume: Any = resume) -> None:
+                await resume()
+                paused.remove(number)
+
+            engine.resume = noted  # type: ignore[method-assign]
+        await replicas.set.pause()
+        paused[:] = [0, 1]
+        await replicas.take_down(0)
+        await replicas.set.resume()
+        assert paused == [0]
+        await until(replicas.all_up)
+        assert paused == []
+
+
 async def test_when_every_replica_is_dead_for_good_calls_end_and_say_why(tmp_path: Path) -> None:
     async with running(tmp_path, max_restarts=0) as replicas:
         for number in (0, 1):
