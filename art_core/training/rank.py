@@ -145,6 +145,12 @@ class Serving:
         """`Trainer.resume`."""
         self._trainer.resume()
 
+    def peak_memory(self) -> int:
+        """Most bytes of the GPU that tensors of this rank took so far; 0 without a GPU."""
+        import torch
+
+        return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
     def state(self) -> bytes | None:
         """The trainer's state, as ``torch.save`` writes it; the first rank's is everyone's."""
         import torch
