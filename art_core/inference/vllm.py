@@ -276,4 +276,4 @@ def _command(
         port=port,
         parsers=parsers,
     )
-    return Command(arguments, answers_as=base.name)
+    return Command(arguments, answers_as=base.name, note=parsers.why)

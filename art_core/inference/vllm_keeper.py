@@ -29,7 +29,7 @@ from art_core.inference.vllm_command import InstalledVLLM, installed_vllm
 from art_core.inference.vllm_compat import PAUSE, RESUME
 from art_core.inference.vllm_process import ServerGoneError, VLLMProcess, reserved_port
 from art_core.inference.vllm_stall import StallWatch, read_progress
-from art_core.inference.vllm_start import StartProgress
+from art_core.inference.vllm_start import FIRST_PHASE, StartProgress
 from art_core.inference.vllm_versions import VersionTable
 from art_core.inference.watchdog import Watchdog
 from art_core.types import PolicyVersion
@@ -55,10 +55,12 @@ class Command:
     Attributes:
         arguments: the command line.
         answers_as: the model's name by which it is known to answer.
+        note: what was chosen for it, for whoever watches it start.
     """
 
     arguments: Sequence[str]
     answers_as: str
+    note: str = ""
 
 
 class Keeper:
@@ -153,6 +155,8 @@ class Keeper:
         """One start, to the point where it answers; what it started has ended if it fails."""
         command = await asyncio.to_thread(self._command, installed, port)
         server = await asyncio.to_thread(self._launch, command, installed, port)
+        if self._on_progress is not None:
+            self._on_progress(StartProgress(FIRST_PHASE, 0.0, "", server.process.log, note=command.note))
         try:
             await server.wait_until_it_answers(
                 command.answers_as, self._config.start_timeout, self._on_progress

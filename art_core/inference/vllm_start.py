@@ -52,6 +52,7 @@ class StartProgress:
         last_line: the newest line of its log.
         log: where the whole log is.
         ended: whether this is the last word: it answers, or has failed.
+        note: what was chosen for this start, said once.
     """
 
     phase: str
@@ -59,6 +60,7 @@ class StartProgress:
     last_line: str
     log: Path
     ended: bool = False
+    note: str = ""
 
 
 class StartDisplay:
@@ -77,6 +79,8 @@ class StartDisplay:
 
     def __call__(self, progress: StartProgress) -> None:
         """Show how far it is."""
+        if progress.note and (self._console.is_terminal or self._console.is_jupyter):
+            self._console.print(f"{self._name}: {escape(progress.note)}", highlight=False)
         words = f"{self._name}: {progress.phase} ({progress.seconds:.0f} s)"
         if progress.ended:
             self._stop()

@@ -153,6 +153,8 @@ async def test_the_way_up_can_be_watched(tmp_path: Path):
     assert seen
     assert [p.seconds for p in seen] == sorted(p.seconds for p in seen)
     assert seen[-1].log == vllm.log_path
+    assert "tool calls are read by 'hermes'" in seen[0].note
+    assert not any(p.note for p in seen[1:])
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,15 @@ def test_a_terminal_shows_what_is_waited_for_and_is_left_clean():
         pass
 
 
+def test_what_was_chosen_is_said_once_and_stays_at_a_terminal():
+    shown = io.StringIO()
+    display = StartDisplay("agent", Console(file=shown, force_terminal=True, width=100))
+    chosen = StartProgress(FIRST_PHASE, 0.0, "", Path("vllm.log"), note="tool calls are read by 'hermes'")
+    for step in (chosen, *steps()):
+        display(step)
+    assert shown.getvalue().count("tool calls are read by 'hermes'") == 1
+
+
 def test_a_start_beside_another_live_display_goes_to_the_log_alone(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     console = Console(file=io.StringIO(), force_terminal=True)
