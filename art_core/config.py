@@ -27,6 +27,19 @@ AVERAGING: dict[LossName, Averaging] = {
 }
 """How each loss's paper averages over tokens."""
 
+CLIP_RANGE: dict[LossName, tuple[float, float]] = {
+    "grpo": (0.2, 0.2),
+    "dr_grpo": (0.2, 0.2),
+    "dapo": (0.2, 0.28),
+    "gspo": (3e-4, 4e-4),
+    "cispo": (0.2, 4.0),
+}
+"""How far the ratio may fall below 1 and rise above it, by each loss's paper.
+
+CISPO has no lower clip, and MiniMax-M1 does not say how high its upper one is: 5 is ScaleRL's (Khatri et al.
+2025, arXiv:2510.13786).
+"""
+
 
 class Settings(BaseModel):
     """Base of all settings: frozen, nothing unknown; mistakes are `ConfigError`."""
@@ -143,8 +156,12 @@ class TrainConfig(Settings):
 
     learning_rate: float = Field(default=1e-5, gt=0, description="AdamW's peak learning rate")
     loss: LossName = Field(default="grpo", description="which policy loss")
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="ratio is clipped below 1 - clip_low")
-    clip_high: float = Field(default=0.2, gt=0, description="ratio is clipped above 1 + clip_high")
+    clip_low: float | None = Field(
+        default=None, gt=0, lt=1, description="ratio is clipped below 1 - clip_low; None: the loss's own"
+    )
+    clip_high: float | None = Field(
+        default=None, gt=0, description="ratio is clipped above 1 + clip_high; None: the loss's own"
+    )
     importance_level: LevelName | None = Field(
         default=None,
         description="what the clipped ratio is of: each token, or a step's whole answer; None: the loss's "
@@ -287,6 +304,12 @@ class TrainConfig(Settings):
         if self.sft_own_best and not self.sft_weight:
             raise ValueError("sft_own_best needs sft_weight > 0")
         return self
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """How far the ratio may fall below 1 and rise above it: as given, or as the loss's paper has it."""
+        low, high = CLIP_RANGE[self.loss]
+        return self.clip_low or low, self.clip_high or high
 
     @property
     def averaging(self) -> Averaging:

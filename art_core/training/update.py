@@ -130,6 +130,7 @@ def accumulate_policy_gradient(
     """
     sequences = _sequence_log_ratios(passes, tree, config, proximal)
     bonus = coefficients.entropy_weight
+    low, high = config.clip_range
     policy = passes.policy
 
     def work(mine: Share) -> list[UpdateFigures]:
@@ -147,8 +148,8 @@ def accumulate_policy_gradient(
                     logprob,
                     before,
                     _tensor(piece.entries.advantage, now),
-                    clip_low=config.clip_low,
-                    clip_high=config.clip_high,
+                    clip_low=low,
+                    clip_high=high,
                     level=config.ratio_level,
                     segment_log_ratio=torch.zeros_like(now) if moved is None else mine.part(i, moved),
                 )

@@ -287,6 +287,15 @@ def test_the_entropy_bonus_grows_below_its_target_and_rests_above_it():
     assert high.entropy == 0.0
 
 
+def test_without_a_choice_each_loss_has_its_papers_clipping_and_averaging():
+    assert TrainConfig().clip_range == (0.2, 0.2)
+    assert TrainConfig(loss="dapo").clip_range == (0.2, 0.28)
+    assert TrainConfig(loss="gspo", clip_high=0.1).clip_range == (3e-4, 0.1)
+    assert TrainConfig(loss="gspo").ratio_level == "sequence"
+    assert TrainConfig(loss="dr_grpo").averaging == "constant"
+    assert TrainConfig(loss="dr_grpo", loss_scale="token").averaging == "token"
+
+
 def test_a_coefficient_without_a_target_is_always_the_configurations():
     config = TrainConfig(kl_coef=0.2, entropy_coef=0.01)
     moved = Coefficients(kl=9.0, entropy=9.0).after(config, kl=5.0, entropy=0.0)
