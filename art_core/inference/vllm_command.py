@@ -17,7 +17,7 @@ from typing import Any
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.model_families import Parsers, choose_parsers, read_facts
-from art_core.inference.vllm_compat import check_version
+from art_core.inference.vllm_compat import SERVER_MODULE, check_version
 from art_core.types import PolicyVersion
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -194,8 +194,7 @@ def server_arguments(
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
     arguments = [
         str(installed.python),
-        # The `vllm` command of the CPU package looks for the other package's metadata and fails.
-        *("-m", "vllm.entrypoints.openai.api_server"),
+        *("-m", SERVER_MODULE),
         *("--model", str(Path(base_model).resolve()) if Path(base_model).is_dir() else base_model),
         *("--served-model-name", PolicyVersion(served_model, version).name, served_model),
         *("--host", config.host, "--port", str(port)),

@@ -5,6 +5,8 @@ versions differ in what they do, the code does what is right for all of them.
 
 Read in the sources of 0.24, 0.26, 0.27, 0.29, 0.30, 0.31 and 0.32, and tested against the installed one:
 
+- The server is started as a module in all of them; 0.32 calls that deprecated, but its ``vllm`` command asks
+  for the metadata of a package of that name, which the CPU build does not have.
 - Exact token ids: ``return_token_ids`` in all of them; reasoning is called ``reasoning``, and
   ``reasoning_content`` in older servers: readers take both.
 - The prefix cache is keyed by an adapter's name until 0.30, by its name and path from 0.31 on. So a name is
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 OLDEST = (0, 24)
 NEWEST = (0, 33)
+
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 
 PAUSE = "/pause?mode=wait&clear_cache=false"
 """Requests in flight end, new ones wait."""

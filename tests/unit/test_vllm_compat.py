@@ -41,6 +41,11 @@ def fields(source: Path, name: str) -> set[str]:
     raise LookupError(name)
 
 
+def test_the_installed_vllm_has_the_module_that_is_started(source: Path):
+    path = source.parent.joinpath(*vllm_compat.SERVER_MODULE.split(".")).with_suffix(".py")
+    assert '__name__ == "__main__"' in path.read_text()
+
+
 def test_the_installed_vllm_has_every_route_that_is_used(source: Path):
     used = {
         *(vllm_compat.PAUSE, vllm_compat.RESUME, vllm_compat.SLEEP, vllm_compat.WAKE),
