@@ -5,7 +5,8 @@ cannot change the answer.
 
 Requests are pydantic models with ``extra="forbid"``. Answers are typed dictionaries, because they are
 built by us and only ever serialised. Fields that OpenAI does not have are vLLM's, in vLLM's shape:
-``top_k``, ``stop_token_ids``, ``ignore_eos``, ``chat_template_kwargs``, ``return_token_ids`` in, and
+``top_k``, ``min_p``, ``min_tokens``, ``repetition_penalty``, ``stop_token_ids``, ``ignore_eos``,
+``chat_template_kwargs``, ``return_token_ids`` in, and
 ``prompt_token_ids``, ``token_ids``, ``stop_reason``, ``reasoning`` out.
 """
 
@@ -92,10 +93,6 @@ def _as_tuple(stop: Any) -> Any:
     return () if stop is None else (stop,) if isinstance(stop, str) else stop
 
 
-Zero = Annotated[Literal[0], BeforeValidator(lambda value: 0 if value == 0 else value)]
-One = Annotated[Literal[1], BeforeValidator(lambda value: 1 if value == 1 else value)]
-
-
 class ChatRequest(_Wire):
     """``POST /v1/chat/completions``. Null means that a field was not given."""
 
@@ -120,11 +117,14 @@ class ChatRequest(_Wire):
     return_token_ids: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    min_tokens: int | None = Field(default=None, ge=0)
+
     # Accepted where they ask for what happens anyway; any other value is refused.
-    presence_penalty: Zero | None = None
-    frequency_penalty: Zero | None = None
-    repetition_penalty: One | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     response_format: TextFormat | None = None
     modalities: tuple[Literal["text"]] | None = None
     store: Literal[False] | None = None

@@ -26,6 +26,7 @@ Feature = Literal[
     "adapters",
     "forced calls",
     "known ids",
+    "logprobs before bias",
     "malformed calls",
     "one call",
     "reasoning",

@@ -276,8 +276,13 @@ async def test_template_settings_reach_the_template(http: httpx.AsyncClient) -> 
 
 
 REFUSED: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"frequency_penalty": 0.5}, "frequency_penalty", "0.5"),
-    ({"logit_bias": {"5": 1}}, "logit_bias", "logit_bias"),
+    ({"frequency_penalty": 3}, "frequency_penalty", "3"),
+    ({"logit_bias": {"5": 101}}, "logit_bias", "logit_bias"),
+    ({"logit_bias": {"100000": 1}}, "logit_bias", "100000 is no token id"),
+    ({"logit_bias": {"word": 1}}, "logit_bias", "logit_bias"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "0"),
+    ({"min_p": 2}, "min_p", "2"),
+    ({"min_tokens": 5}, "min_tokens", "exceeds"),
     ({"response_format": {"type": "json_object"}}, "response_format", "json_object"),
     ({"best_of": 2}, "best_of", "no such parameter"),
     ({"temperature": -1}, "temperature", "-1"),

@@ -1,14 +1,16 @@
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
 from art_core.errors import EngineError
 from art_core.inference.embedded.sampling import Draw, SamplingParams, sample
+from art_core.inference.embedded.shaping import Shaping, shape
 
 
-def params(**changes: float) -> SamplingParams:
+def params(**changes: Any) -> SamplingParams:
     return SamplingParams(max_tokens=1, **changes)  # type: ignore[arg-type]
 
 
@@ -53,6 +55,39 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
     tokens = {s.token for s in sample(logits, [Draw(0, params(top_p=0.6), u) for u in uniforms(200)])}
     assert tokens == {0, 1}
+
+
+def test_min_p_leaves_out_what_is_too_unlikely() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    tokens = {s.token for s in sample(logits, [Draw(0, params(min_p=0.6), u) for u in uniforms(200)])}
+    assert tokens == {0, 1}
+
+
+def test_a_bias_changes_what_is_sampled_and_not_the_logprob() -> None:
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    wanted = params(shaping=Shaping(bias={1: 100.0, 0: -100.0}))
+    draws = [Draw(0, wanted, 0.5), Draw(0, params(temperature=0), 0.5)]
+    biased, plain = sample(logits, draws)
+    assert (biased.token, plain.token) == (1, 0)
+    assert biased.logprob == pytest.approx(math.log(0.3))
+
+
+def test_penalties_are_openais_and_count_what_was_sampled() -> None:
+    logits = torch.zeros(5)
+    shaped = shape(logits, Shaping(presence=0.5, frequency=0.25), prompt=[4], sampled=[1, 1, 2])
+    assert shaped.tolist() == [0.0, -1.0, -0.75, 0.0, 0.0]
+
+
+def test_a_repetition_penalty_counts_the_prompt_too() -> None:
+    logits = torch.tensor([2.0, -2.0, 2.0])
+    assert shape(logits, Shaping(repetition=2.0), prompt=[0], sampled=[1]).tolist() == [1.0, -4.0, 2.0]
+    assert logits.tolist() == [2.0, -2.0, 2.0]
+
+
+def test_no_end_token_comes_before_the_least_length() -> None:
+    wanted = Shaping(min_tokens=2, ends=frozenset({1}))
+    assert shape(torch.zeros(2), wanted, [], [0]).tolist() == [0.0, -math.inf]
+    assert shape(torch.zeros(2), wanted, [], [0, 0]).tolist() == [0.0, 0.0]
 
 
 def test_top_k_keeps_that_many() -> None:

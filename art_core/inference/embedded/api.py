@@ -24,6 +24,7 @@ from art_core.inference.embedded.parsing import Forms, MessageParser
 from art_core.inference.embedded.prompt import encode, render
 from art_core.inference.embedded.sampling import SamplingParams
 from art_core.inference.embedded.scheduler import Scheduler
+from art_core.inference.embedded.shaping import Shaping
 from art_core.inference.embedded.spelling import Speller
 from art_core.inference.embedded.stream import AnswerStream
 from art_core.inference.embedded.tools import tool_use
@@ -198,16 +199,40 @@ class _Api:
                 f"at most {room} tokens are left for the completion",
                 "max_tokens" if wanted.max_completion_tokens is None else "max_completion_tokens",
             )
-        ends = frozenset(wanted.stop_token_ids or ())
+        given = frozenset(wanted.stop_token_ids or ())
+        ends = given if wanted.ignore_eos else given | self._end_token_ids
+        most = room if asked is None else asked
         return SamplingParams(
-            max_tokens=room if asked is None else asked,
+            max_tokens=most,
             temperature=1.0 if wanted.temperature is None else wanted.temperature,
             top_p=1.0 if wanted.top_p is None else wanted.top_p,
             top_k=max(0, wanted.top_k or 0),
             seed=wanted.seed,
             stop=(*wanted.stop, *tool_stop),
-            stop_token_ids=ends if wanted.ignore_eos else ends | self._end_token_ids,
+            stop_token_ids=ends,
+            min_p=wanted.min_p or 0.0,
+            shaping=self._shaping(wanted, ends, most),
             top_logprobs=wanted.top_logprobs or 0,
+        )
+
+    def _shaping(self, wanted: ChatRequest, ends: frozenset[int], most: int) -> Shaping:
+        bias = wanted.logit_bias or {}
+        if unknown := [token for token in bias if not 0 <= token < len(self._tokenizer)]:
+            raise InvalidParameterError(
+                f"logit_bias: {unknown[0]} is no token id; there are {len(self._tokenizer)}", "logit_bias"
+            )
+        if wanted.min_tokens is not None and wanted.min_tokens > most:
+            raise InvalidParameterError(
+                f"min_tokens={wanted.min_tokens} exceeds the most tokens that may be sampled, {most}",
+                "min_tokens",
+            )
+        return Shaping(
+            bias=bias,
+            presence=wanted.presence_penalty or 0.0,
+            frequency=wanted.frequency_penalty or 0.0,
+            repetition=1.0 if wanted.repetition_penalty is None else wanted.repetition_penalty,
+            min_tokens=wanted.min_tokens or 0,
+            ends=ends,
         )
 
 

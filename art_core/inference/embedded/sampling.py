@@ -3,18 +3,19 @@
 Invariant: what a sequence samples depends on its own logits, parameters, seed and position alone,
 never on what else is in the batch.
 
-The returned log-probabilities are of the model's own distribution, before temperature, top-k and
-top-p, as vLLM returns them by default. Randomness is one uniform number per token, drawn from the
-sequence's own generator and put through the inverse of the cumulative distribution.
+The returned log-probabilities are of the model's own distribution, before biases, penalties, temperature,
+top-k, top-p and min-p, as vLLM returns them by default. Randomness is one uniform number per token, drawn
+from the sequence's own generator and put through the inverse of the cumulative distribution.
 """
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from art_core.errors import EngineError
+from art_core.inference.embedded.shaping import Shaping, shape
 
 BLOCK = 128
 """Tokens in a block of the two-stage search; divides the vocabularies of most models."""
@@ -29,6 +30,8 @@ class SamplingParams:
         temperature: 0 takes the likeliest token.
         top_p: smallest set of likeliest tokens whose probability reaches it; 1 for all.
         top_k: how many of the likeliest tokens remain; 0 for all.
+        min_p: tokens less likely than this share of the likeliest's probability are left out; 0 for none.
+        shaping: biases and penalties.
         seed: of the first choice; choice i has a generator of its own.
         stop: texts that end the completion; not part of its text, but their tokens stay.
         stop_token_ids: tokens that end it, the model's end tokens included.
@@ -39,6 +42,8 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    shaping: Shaping = field(default_factory=Shaping)
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -58,11 +63,15 @@ class Draw:
     Attributes:
         row: its row in the logits.
         uniform: in [0, 1).
+        prompt: ids before the completion; penalties need them.
+        sampled: ids of the completion so far; likewise.
     """
 
     row: int
     params: SamplingParams
     uniform: float
+    prompt: Sequence[int] = ()
+    sampled: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +105,25 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
             "the model's logits are not finite: its weights or its adapter hold NaN or infinity; "
             "go back to an earlier version, and train with a lower learning rate"
         )
-    tokens = _choose(logits, draws)
+    tokens = _choose(*_shaped(logits, draws))
     rows = torch.tensor([draw.row for draw in draws], device=logits.device)
     chosen = (logits[rows, tokens] - totals[rows]).tolist()
     tops = _tops(logits, totals, draws)
     return [Sampled(t, p, top) for t, p, top in zip(tokens.tolist(), chosen, tops, strict=True)]
+
+
+def _shaped(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, Sequence[Draw]]:
+    """Logits with further rows for draws with biases or penalties, and those draws pointed at them."""
+    if not any(d.params.shaping.acts for d in draws):
+        return logits, draws
+    rows: list[torch.Tensor] = []
+    moved: list[Draw] = []
+    for draw in draws:
+        if draw.params.shaping.acts:
+            rows.append(shape(logits[draw.row], draw.params.shaping, draw.prompt, draw.sampled))
+            draw = replace(draw, row=len(logits) + len(rows) - 1)
+        moved.append(draw)
+    return torch.cat([logits, torch.stack(rows)]), moved
 
 
 def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
@@ -123,7 +146,7 @@ def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
 
 
 def _cuts(params: SamplingParams) -> bool:
-    return params.top_p < 1 or params.top_k > 0
+    return params.top_p < 1 or params.top_k > 0 or params.min_p > 0
 
 
 def _tempered(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -136,12 +159,14 @@ def _tempered(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor
 
 
 def _cut(probs: torch.Tensor, params: Sequence[SamplingParams]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Top-k, then top-p; returns what remains, likeliest first, and the token ids in that order."""
+    """Min-p, top-k, then top-p; returns what remains, likeliest first, and the token ids in that order."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[1], device=probs.device)
     top_k = torch.tensor([p.top_k or probs.shape[1] for p in params], device=probs.device)
     top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=probs.device)
-    ordered = ordered.double() * (rank < top_k[:, None])
+    min_p = torch.tensor([p.min_p for p in params], dtype=torch.float64, device=probs.device)
+    ordered = ordered.double()
+    ordered = ordered * (rank < top_k[:, None]) * (ordered >= min_p[:, None] * ordered[:, :1])
     ordered = ordered / ordered.sum(dim=-1, keepdim=True)
     before = ordered.cumsum(dim=-1) - ordered
     return ordered * ((before < top_p[:, None]) | (rank == 0)), order

@@ -25,7 +25,7 @@ from art_core.config import EngineConfig
 from art_core.errors import EngineError
 from art_core.inference.embedded.job import Job
 from art_core.inference.embedded.runner import Batch, Chain, Runner, cheapest, rows
-from art_core.inference.embedded.sampling import Draw, sample
+from art_core.inference.embedded.sampling import sample
 from art_core.inference.embedded.sequence import Decoding
 from art_core.inference.embedded.tree import Node, TokenTree
 from art_core.training.policy import Policy
@@ -345,7 +345,7 @@ class Scheduler:
             part = nodes[start : start + SAMPLE_ROWS]
             row_of = {id(node): row for row, node in enumerate(part)}
             mine = [s for s in sequences if id(s.tip) in row_of]
-            draws = [Draw(row_of[id(s.tip)], s.job.params, s.rng.random()) for s in mine]
+            draws = [s.draw(row_of[id(s.tip)]) for s in mine]
             for sequence, sampled in zip(mine, sample(self._runner.logits(part), draws), strict=True):
                 if sequence.take(sampled):
                     self._end(sequence)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from art_core.inference.embedded.job import Job, Output, Progress
 from art_core.inference.embedded.runner import Chain
-from art_core.inference.embedded.sampling import Sampled
+from art_core.inference.embedded.sampling import Draw, Sampled
 from art_core.inference.embedded.text import Detokenizer, StopFinder
 from art_core.inference.embedded.tree import Node, TokenTree
 
@@ -71,6 +71,13 @@ class Decoding:
             above = self._tree.add(above, token)
             nodes.append(above)
         return Chain(self.path[:start], nodes)
+
+    def draw(self, row: int) -> Draw:
+        """Its turn to sample, from a row of logits."""
+        params = self.job.params
+        if not params.shaping.acts:
+            return Draw(row, params, self.rng.random())
+        return Draw(row, params, self.rng.random(), self.job.prompt, self.tokens[len(self.job.prompt) :])
 
     def take(self, sampled: Sampled) -> bool:
         """Append a token; returns whether the sequence ends with it."""

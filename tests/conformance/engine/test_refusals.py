@@ -25,6 +25,9 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools", {"tools": [{"type": "function"}]}),
     ("response_format", {"response_format": {"type": "poem"}}),
     ("seed", {"seed": "x"}),
+    ("logit_bias", {"logit_bias": {"word": 1}}),
+    ("presence_penalty", {"presence_penalty": 3}),
+    ("frequency_penalty", {"frequency_penalty": -3}),
     ("stop", {"stop": [7]}),
 ]
 

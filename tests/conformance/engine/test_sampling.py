@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from helpers.answers import EXACT, say
+from helpers.answers import EXACT, say, whole
 from helpers.engines import EngineUnderTest
 from helpers.parrot import FREE, HELLO, reply_ids
 
@@ -113,3 +113,46 @@ def test_an_end_token_may_be_ignored(engine: EngineUnderTest) -> None:
     body = engine.request(HELLO, **EXACT, ignore_eos=True, max_tokens=40)
     body.pop("structured_outputs", None)
     assert len(say(engine, body, stream=False).ids) == 40
+
+
+def test_a_bias_of_minus_100_forbids_a_token(engine: EngineUnderTest) -> None:
+    engine.need("sampling", "known ids")
+    first = reply_ids(engine.tokenizer, HELLO)[0]
+    body = engine.request(HELLO, **EXACT, logit_bias={str(first): -100}, max_tokens=8)
+    body.pop("structured_outputs", None)
+    assert first not in say(engine, body, stream=False).ids
+
+
+def test_a_bias_of_100_forces_a_token_and_its_logprob_stays_the_models(engine: EngineUnderTest) -> None:
+    engine.need("sampling", "known ids", "trainer")
+    assert engine.logprobs is not None
+    forced = reply_ids(engine.tokenizer, HELLO)[1]
+    body = engine.request(FREE, **EXACT, logit_bias={str(forced): 100}, max_tokens=6)
+    answer = engine.post(body).json()
+    said = whole(answer["choices"][0])
+    assert set(said.ids) == {forced}
+    if "logprobs before bias" not in engine.lacks:
+        expected = engine.logprobs(engine.model, answer["prompt_token_ids"], said.ids)
+        found = [entry["logprob"] for entry in said.logprobs]
+        assert found == pytest.approx(expected, abs=engine.tolerance.most)
+
+
+def test_penalties_keep_a_model_from_repeating_itself(engine: EngineUnderTest) -> None:
+    engine.need("sampling")
+    asked = {"max_tokens": 30, "seed": 2}
+    plain = say(engine, engine.request(FREE, **EXACT, **asked) | {"temperature": 0.3}, stream=False).ids
+    spread = say(
+        engine,
+        engine.request(FREE, **EXACT, **asked, presence_penalty=2, frequency_penalty=2)
+        | {"temperature": 0.3},
+        stream=False,
+    ).ids
+    assert len(set(spread)) > len(set(plain))
+
+
+def test_a_least_length_is_reached(engine: EngineUnderTest) -> None:
+    engine.need("sampling", "known ids")
+    shortest = len(reply_ids(engine.tokenizer, HELLO)) + 8
+    body = engine.request(HELLO, **EXACT, min_tokens=shortest, max_tokens=shortest + 4)
+    body.pop("structured_outputs", None)
+    assert len(say(engine, body, stream=False).ids) >= shortest
