@@ -2,9 +2,11 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -74,7 +76,13 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
     """C40, C41."""
     engine, trainer = served.engine, served.trainer
     endpoint = EngineEndpoint(engine, tmp_path)
-    write_adapter(trainer, endpoint.adapter_dir(FIRST), FIRST)
+
+    def write(number: int) -> None:
+        write_adapter(trainer, endpoint.adapter_dir(number), number)
+        # What is pruned here is needed for scoring.
+        shutil.copytree(endpoint.adapter_dir(number), tmp_path / "kept" / str(number), copy_function=os.link)
+
+    write(FIRST)
     await endpoint.publish(FIRST)
     answers: list[tuple[PolicyVersion, dict[str, Any]]] = []
     answered: Counter[PolicyVersion] = Counter()
@@ -89,7 +97,7 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
                     response = await http.post(url, json=request(version, number))
                 assert response.status_code == 200, response.text
                 answered[version] += 1
-                if answered[version] <= 2:
+                if answered[version] == 1:
                     answers.append((version, response.json()))
                 number += CLIENTS
 
@@ -105,7 +113,7 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
             while not answered[endpoint.current_version()]:
                 await asyncio.sleep(0.02)
             for number in range(FIRST + 1, FIRST + PUBLISHES):
-                await asyncio.to_thread(write_adapter, trainer, endpoint.adapter_dir(number), number)
+                await asyncio.to_thread(write, number)
                 before = time.monotonic()
                 await endpoint.publish(number)
                 seconds.append(time.monotonic() - before)
@@ -114,10 +122,10 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
                 while not answered[endpoint.current_version()]:
                     await asyncio.sleep(0.02)
                 if number == FIRST + EARLY:
-                    early = Footprint(engine._keeper.process.pid)
+                    early = Footprint(engine.pid)
             stop.set()
         took = time.monotonic() - began
-        late = Footprint(engine._keeper.process.pid)
+        late = Footprint(engine.pid)
         names = [c["id"] for c in (await http.get(f"{engine.base_url}/models")).json()["data"]]
     assert all(task.done() for task in clients)
 
@@ -125,14 +133,16 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
     answers.append((PolicyVersion("agent", FIRST), long.result()))
     assert len(answered) == PUBLISHES
     differences = []
-    for version, body in answers:
-        assert body["model"] == version.name
-        directory = tmp_path / "kept" / str(version.number)
-        if version.name not in trainer._snapshots:
-            write_adapter(trainer, directory, version.number)
-            trainer.snapshot(version.name, directory)
-        differences.append(mean_difference(trainer, version, body))
-    other = mean_difference(trainer, PolicyVersion("agent", FIRST + 7), long.result())
+    for number in range(FIRST, FIRST + PUBLISHES):
+        version = PolicyVersion("agent", number)
+        trainer.snapshot(version.name, tmp_path / "kept" / str(number))
+        for said_to_be, body in answers:
+            if said_to_be == version:
+                assert body["model"] == version.name
+                differences.append(mean_difference(trainer, version, body))
+        if number == FIRST + 7:
+            other = mean_difference(trainer, version, long.result())
+        trainer.drop(version.name)
     mean = sum(differences) / len(differences)
     print(
         f"{PUBLISHES} publishes and {answered.total()} answers in {took:.0f} s; a publish took "
@@ -143,7 +153,7 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
     assert len(long.result()["choices"][0]["token_ids"]) == 100
     assert mean < 0.1
     assert max(differences) < 0.5
-    assert other > 2 * differences[-1]
+    assert other > 4 * mean
 
     # Nothing stays: not in the server, not on disk, no files and no memory.
     last = FIRST + PUBLISHES - 1
@@ -173,6 +183,17 @@ def build(llm: ChatART) -> Any:
     return graph.compile()
 
 
+def server_process(pid: int) -> int:
+    """The whole server's first process, which answers HTTP."""
+    return pid
+
+
+def engine_process(pid: int) -> int:
+    """The one that computes, without which the first one gives up."""
+    (found,) = [p for p in alive_in_group(pid) if "VLLM::Engine" in Path(f"/proc/{p}/comm").read_text()]
+    return found
+
+
 async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothing_else(
     served: Served, tmp_path: Path
 ):
@@ -194,13 +215,14 @@ async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothin
         nonlocal ended
         ended = progress.done
 
-    async def kill(after: int) -> None:
-        while ended < after:
+    async def kill(after: int, which: Callable[[int], int]) -> None:
+        while ended < after or not engine.versions():
             await asyncio.sleep(0.05)
-        os.kill(engine._keeper.process.pid, signal.SIGKILL)
+        os.kill(which(engine.pid), signal.SIGKILL)
 
     try:
-        kills = [asyncio.create_task(kill(after)) for after in (4, 20)]
+        victims = ((4, server_process), (20, engine_process))
+        kills = [asyncio.create_task(kill(after, which)) for after, which in victims]
         groups = await agather(
             build(ChatART(endpoint, max_tokens=8, max_retries=0)),
             [Scenario(id=f"s{i}", inputs={"topic": f"Tell me about {i}", "said": []}) for i in range(8)],
@@ -220,10 +242,10 @@ async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothin
             assert all(step.trainable for step in kept.steps)
             assert {step.policy for step in kept.steps} == {PolicyVersion("agent", 900)}
         restarts = store.events(run, "engine_restarted")
-        print([event.data["seconds"] for event in restarts])
-        assert [event.data["cause"] for event in restarts] == [
-            "vLLM was ended by SIGKILL: killed from outside"
-        ] * 2
+        print([(event.data["seconds"], event.data["cause"]) for event in restarts])
+        assert len(restarts) == 2
+        assert restarts[0].data["cause"] == "vLLM was ended by SIGKILL: killed from outside"
+        assert restarts[1].data["cause"].startswith("vLLM ")
         assert all("agent@900" in event.data["versions"] for event in restarts)
         assert all(Path(event.data["log"]).exists() for event in restarts)
     finally:
