@@ -3,7 +3,7 @@
 Invariant: whatever is sent to a server is understood by every version from `OLDEST` to `NEWEST` alike; where
 versions differ in what they do, the code does what is right for all of them.
 
-Read in the sources of 0.24, 0.26, 0.27, 0.29, 0.30, 0.31 and 0.32, and tested against the installed one:
+Read in the sources of 0.24, 0.26, 0.27 and 0.29 to 0.33, and tested against the installed one:
 
 - The server is started as a module in all of them; 0.32 calls that deprecated, but its ``vllm`` command asks
   for the metadata of a package of that name, which the CPU build does not have.
