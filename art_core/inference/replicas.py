@@ -3,14 +3,13 @@
 Invariant: a version is current only after every replica that is up serves it; a replica gets calls only while
 it answers and serves what it should; a call that a replica never answered is answered by another one.
 
-In front stands a gateway, whose `Router` knows each replica's state. One watcher for each replica, on a
-thread of the set's own, looks at it: once a second, and at once when a call found it down. It takes it out,
-waits until its engine (or whoever runs it) has it back, publishes what it lost, and brings it back.
+In front stands a gateway, whose `Router` knows each replica's state; a `Watch`, on a thread of the set's own,
+sees to it that the state is right. What the set is told (publish, retire, pause) goes to every replica that is
+up, and to the others when they come back.
 """
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -18,48 +17,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art_core.errors import EngineError
-from art_core.inference.availability import ALWAYS, Availability, availability_of
 from art_core.inference.endpoint import NamesVersions, PolicyEndpoint
 from art_core.inference.engine import Engine, EngineEvent, EngineHealth, Eventful, EventListener
 from art_core.inference.external import ExternalEngine
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
+from art_core.inference.replica_watch import CHECK_SECONDS, Member, Watch
+from art_core.loop_thread import LoopThread
 from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CHECK_SECONDS = 1.0
-"""How often a replica is looked at that nobody complains about."""
-
 CONNECTIONS = 256
 """Calls under way for each replica; further ones wait in the gateway."""
-
-
-class _Member:
-    """One engine of the set, and how it is."""
-
-    def __init__(self, engine: Engine, replica: Replica) -> None:
-        self.engine = engine
-        self.replica = replica
-        self.availability: Availability = availability_of(engine)
-        self.life = 0
-        self.told_out = False
-        self.published: set[PolicyVersion] = set()
-        self.paused = False
-        self.suspected = asyncio.Event()
-        self.acts = asyncio.Lock()
-        """Held while versions are published to it, or retired from it."""
-
-    @property
-    def up(self) -> bool:
-        return self.replica.state is ReplicaState.UP
-
-    def served(self) -> set[PolicyVersion]:
-        """What it was published and has, or gets back by itself before it is asked again."""
-        restores_itself = self.availability is not ALWAYS
-        return set(self.published if restores_itself else self.engine.versions())
 
 
 class ReplicaSet:
@@ -94,12 +66,12 @@ class ReplicaSet:
         self._place = host, port
         self._patience = patience
         self._replaces = replaces
-        self._members: list[_Member] = []
+        self._members: list[Member] = []
         self._desired: dict[PolicyVersion, Path | None] = {}
         self._paused = False
         self._gateway: Gateway | None = None
-        self._thread: _LoopThread | None = None
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watch: Watch | None = None
+        self._thread: LoopThread | None = None
         self.on_event = on_event
         for number, engine in enumerate(self._engines):
             if isinstance(engine, Eventful):
@@ -150,7 +122,7 @@ class ReplicaSet:
         """
         if self._gateway is not None:
             raise EngineError(f"the replicas run already, behind {self.base_url}; close() them first")
-        self._thread = _LoopThread("art-replicas")
+        self._thread = LoopThread("art-replicas")
         try:
             await self._there(self._start)
         except BaseException:
@@ -163,7 +135,7 @@ class ReplicaSet:
             if isinstance(problem, BaseException):
                 raise EngineError(f"replica {number} did not start: {problem}") from problem
         self._members = [
-            _Member(engine, Replica(str(number), engine.base_url, versions=frozenset()))
+            Member(engine, Replica(str(number), engine.base_url, versions=frozenset()))
             for number, engine in enumerate(self._engines)
         ]
         names = {e.base_name for e in self._engines if isinstance(e, ExternalEngine)}
@@ -177,14 +149,6 @@ class ReplicaSet:
                 member.replica.api_key = member.engine.api_key
             member.life = await member.availability.aready()
         router = Router([member.replica for member in self._members])
-        loop = asyncio.get_running_loop()
-        by_replica = {id(member.replica): member for member in self._members}
-
-        def suspect(replica: Replica) -> None:
-            with suppress(RuntimeError):  # the set is being closed
-                loop.call_soon_threadsafe(by_replica[id(replica)].suspected.set)
-
-        router.on_suspect = suspect
         host, port = self._place
         self._gateway = Gateway(
             self._endpoint,
@@ -194,8 +158,13 @@ class ReplicaSet:
             router=router,
             patience=self._patience,
         ).start()
-        self._router = router
-        self._watchers = [asyncio.create_task(self._watch(member)) for member in self._members]
+        self._watch = Watch(
+            self._members,
+            router,
+            desired=self._desired,
+            paused=lambda: self._paused,
+            tell=self._tell,
+        )
 
     async def publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
         """Serve a version from now on: returns when every replica that is up serves it.
@@ -216,7 +185,7 @@ class ReplicaSet:
         self._desired[version] = adapter_dir
         try:
             await self._some_up()
-            problems = await self._each(lambda member: self._bring_up_to_date(member))
+            problems = await self._each(lambda member: member.bring_up_to_date(self._desired))
         except BaseException:
             await self._withdraw(version, before)
             raise
@@ -225,8 +194,7 @@ class ReplicaSet:
             await self._withdraw(version, before)
             raise EngineError(f"no replica took {version}: " + "; ".join(str(p) for p in problems.values()))
         for member, problem in problems.items():
-            self._out(member, f"it did not take {version}: {problem}")
-            member.suspected.set()
+            self._watching.out(member, f"it did not take {version}: {problem}")
 
     async def _withdraw(self, version: PolicyVersion, before: Mapping[PolicyVersion, Path | None]) -> None:
         """Take back a publication that failed, from those who have it."""
@@ -234,22 +202,21 @@ class ReplicaSet:
         self._desired.update(before)
         for member in self._members:
             with suppress(EngineError):  # it is not asked for again
-                await self._retire_on(member, version)
+                await member.retire(version)
 
-    async def _each(self, act: Callable[[_Member], Coroutine[Any, Any, None]]) -> dict[_Member, EngineError]:
+    async def _each(self, act: Callable[[Member], Coroutine[Any, Any, None]]) -> dict[Member, EngineError]:
         """Do something to every replica that is up, by turns if that interrupts them; what failed."""
-        members = [member for member in self._members if member.up]
+        members = [member for member in self._members if member.state is ReplicaState.UP]
         # Requests that a pause holds would never drain; and nobody waits for an answer then.
         if not self._replaces or self._paused or len(members) == 1:
             results = await asyncio.gather(*(act(m) for m in members), return_exceptions=True)
         else:
             results: list[BaseException | None] = []
             for member in members:
-                await self._drain(member)
+                await self._watching.drain(member)
                 results += await asyncio.gather(act(member), return_exceptions=True)
-                if member.replica.state is ReplicaState.DRAINING:
-                    self._router.set_state(member.replica, ReplicaState.UP)
-        problems: dict[_Member, EngineError] = {}
+                self._watching.undrain(member)
+        problems: dict[Member, EngineError] = {}
         for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
                 problems[member] = result
@@ -257,18 +224,9 @@ class ReplicaSet:
                 raise result
         return problems
 
-    async def _bring_up_to_date(self, member: _Member) -> None:
-        """Publish to a replica what it is to serve and does not."""
-        async with member.acts:
-            for version, adapter_dir in tuple(self._desired.items()):
-                if version not in member.served():
-                    await member.engine.publish(version, adapter_dir)
-                    member.published.add(version)
-            member.replica.versions = frozenset(member.served() & self._desired.keys())
-
     async def _some_up(self) -> None:
         deadline = time.monotonic() + self._patience
-        while not any(member.up for member in self._members):
+        while not any(member.state is ReplicaState.UP for member in self._members):
             if time.monotonic() > deadline or all(member.replica.lost for member in self._members):
                 raise EngineError(f"no replica is up: {self._details()}")
             await asyncio.sleep(CHECK_SECONDS / 10)
@@ -288,17 +246,8 @@ class ReplicaSet:
             served = ", ".join(map(str, self._desired)) or "none"
             raise EngineError(f"{version} is not served; served: {served}")
         del self._desired[version]
-        for member, problem in (await self._each(lambda member: self._retire_on(member, version))).items():
-            self._out(member, f"it did not give up {version}: {problem}")
-            member.suspected.set()
-
-    async def _retire_on(self, member: _Member, version: PolicyVersion) -> None:
-        async with member.acts:
-            member.replica.versions = (member.replica.versions or frozenset()) - {version}
-            had = version in member.served()
-            member.published.discard(version)
-            if had:
-                await member.engine.retire(version)
+        for member, problem in (await self._each(lambda member: member.retire(version))).items():
+            self._watching.out(member, f"it did not give up {version}: {problem}")
 
     def versions(self) -> Sequence[PolicyVersion]:
         """What is served now, oldest first."""
@@ -316,26 +265,19 @@ class ReplicaSet:
 
     async def _pause_all(self) -> None:
         """Have every replica that is not down hold requests, or not, as the set does."""
-        members = [member for member in self._members if member.replica.state is not ReplicaState.DOWN]
-        results = await asyncio.gather(*(self._pause(m) for m in members), return_exceptions=True)
+        members = [member for member in self._members if member.state is not ReplicaState.DOWN]
+        results = await asyncio.gather(*(m.hold(self._paused) for m in members), return_exceptions=True)
         for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
-                self._out(member, str(result))
-                member.suspected.set()
+                self._watching.out(member, str(result))
             elif result is not None:
                 raise result
-
-    async def _pause(self, member: _Member) -> None:
-        if member.paused == self._paused:
-            return
-        member.paused = self._paused
-        await (member.engine.pause() if member.paused else member.engine.resume())
 
     async def health(self) -> EngineHealth:
         """Whether any replica answers; what is wrong with those that do not."""
         if not self._members:
             return EngineHealth(False, "the replicas are not running")
-        up = [member for member in self._members if member.replica.state is not ReplicaState.DOWN]
+        up = [member for member in self._members if member.state is not ReplicaState.DOWN]
         return EngineHealth(ok=bool(up), detail=self._details())
 
     async def close(self) -> None:
@@ -346,16 +288,15 @@ class ReplicaSet:
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
             await asyncio.to_thread(gateway.close)
-        await asyncio.wrap_future(thread.submit(self._close))
-        await asyncio.to_thread(thread.close)
+        await thread.run(self._close)
+        await thread.close()
         self._desired.clear()
         self._members.clear()
 
     async def _close(self) -> None:
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        self._watchers.clear()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            await watch.close()
         problems = await asyncio.gather(*(e.close() for e in self._engines), return_exceptions=True)
         for number, problem in enumerate(problems):
             if problem is not None:
@@ -372,12 +313,8 @@ class ReplicaSet:
             EngineError: there is no such replica.
         """
         member = self._member(name)
-        await self._there(lambda: self._drain(member))
-
-    async def _drain(self, member: _Member) -> None:
-        self._router.set_state(member.replica, ReplicaState.DRAINING, "drained")
-        while member.replica.busy and member.replica.state is ReplicaState.DRAINING:
-            await asyncio.sleep(CHECK_SECONDS / 50)
+        member.drained = True
+        await self._there(lambda: self._watching.drain(member))
 
     async def restore(self, name: str) -> None:
         """Send a drained replica calls again, once it answers and serves what it should.
@@ -388,86 +325,26 @@ class ReplicaSet:
         member = self._member(name)
 
         async def check() -> None:
-            await self._bring_up_to_date(member)
-            self._router.set_state(member.replica, ReplicaState.UP)
+            await member.bring_up_to_date(self._desired)
+            await member.hold(self._paused)
+            self._watching.undrain(member)
 
+        member.drained = False
         await self._there(check)
 
-    def _member(self, name: str) -> _Member:
+    def _member(self, name: str) -> Member:
         for member in self._members:
             if member.replica.name == name:
                 return member
         known = ", ".join(member.replica.name for member in self._members) or "none, before start()"
         raise EngineError(f"no replica is named {name!r}; there are {known}")
 
-    # -- watching ----------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
-    async def _watch(self, member: _Member) -> None:
-        while not member.replica.lost:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(member.suspected.wait(), CHECK_SECONDS)
-            suspected = member.suspected.is_set()
-            member.suspected.clear()
-            try:
-                await self._look(member, suspected)
-            except EngineError as problem:
-                self._out(member, str(problem))
-            except Exception as bug:
-                logger.exception("looking at replica %s failed", member.replica.name)
-                self._out(member, f"{type(bug).__name__}: {bug}")
-
-    async def _look(self, member: _Member, suspected: bool) -> None:
-        if suspected:  # its engine's own watchdog looks first, and restarts it
-            reason = member.replica.detail
-            if await self._while_it_may_return(member, lambda: member.availability.alost(member.life)):
-                self._out(member, reason)
-        health = await member.engine.health()
-        if not health.ok:
-            self._out(member, health.detail)
-            await self._while_it_may_return(member, member.availability.aready)
-            return
-        member.life = await member.availability.aready()
-        if member.replica.state is not ReplicaState.DOWN:
-            return
-        await self._bring_up_to_date(member)
-        await self._pause(member)  # it may have missed a pause, or the end of one
-        self._back(member)
-
-    async def _while_it_may_return(
-        self, member: _Member, wait: Callable[[], Coroutine[Any, Any, int | bool]]
-    ) -> int | bool:
-        try:
-            return await wait()
-        except EngineError as dead:
-            self._out(member, str(dead))
-            member.replica.lost = True
-            self._tell(
-                EngineEvent(
-                    "replica_lost",
-                    f"replica {member.replica.name} will not come back: {dead}",
-                    {"replica": member.replica.name, "base_url": member.replica.base_url},
-                )
-            )
-            return False
-
-    def _out(self, member: _Member, reason: str) -> None:
-        replica = member.replica
-        self._router.set_state(replica, ReplicaState.DOWN, reason)
-        if not member.told_out:
-            member.told_out = True
-            data = {"replica": replica.name, "base_url": replica.base_url, "reason": reason[:2000]}
-            self._tell(EngineEvent("replica_out", f"replica {replica.name} is out: {reason}", data))
-
-    def _back(self, member: _Member) -> None:
-        replica = member.replica
-        seconds = time.time() - replica.since
-        self._router.set_state(replica, ReplicaState.UP)
-        if member.told_out:
-            member.told_out = False
-            data = {"replica": replica.name, "base_url": replica.base_url, "seconds": seconds}
-            self._tell(
-                EngineEvent("replica_back", f"replica {replica.name} is back after {seconds:.1f} s", data)
-            )
+    @property
+    def _watching(self) -> Watch:
+        assert self._watch is not None, "only what was started is watched"
+        return self._watch
 
     def _tell(self, event: EngineEvent) -> None:
         logger.warning(event.message)
@@ -475,31 +352,14 @@ class ReplicaSet:
             self.on_event(event)
 
     def _details(self) -> str:
-        wrong = [m.replica for m in self._members if not m.up]
+        wrong = [m.replica for m in self._members if m.state is not ReplicaState.UP]
         return "; ".join(f"replica {r.name} is {r.state}: {r.detail}" for r in wrong)
 
     async def _there(self, act: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Do something on the set's own loop, whose locks and watchers it may meet."""
         if self._thread is None:
             raise EngineError("the replicas are not running; call start() first")
-        return await asyncio.wrap_future(self._thread.submit(act))
-
-
-class _LoopThread:
-    """An event loop on a thread of its own."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, make: Callable[[], Coroutine[Any, Any, T]]) -> "Any":
-        return asyncio.run_coroutine_threadsafe(make(), self._loop)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        return await self._thread.run(act)
 
 
 def _naming(replica: str, tell: EventListener) -> EventListener:
