@@ -56,7 +56,8 @@ def found_budget(policy: Policy, ranks: Ranks) -> int:
     """The token budget for this policy on this machine, the same on all ranks."""
     if policy.device.type != "cuda":
         return CPU_BUDGET
-    own = footprint(policy).budget(available_memory(policy.device))
+    # Ranks that share one model pass together or not at all, whatever their tables say.
+    own = footprint(policy, anew=ranks.sharded).budget(available_memory(policy.device))
     each = torch.zeros(ranks.size, dtype=torch.int64)
     each[ranks.rank] = own
     budget = int(ranks.sum(each).min())
@@ -64,8 +65,8 @@ def found_budget(policy: Policy, ranks: Ranks) -> int:
     return budget
 
 
-def footprint(policy: Policy) -> Footprint:
-    """What a pass of this policy takes, out of the table or measured now."""
+def footprint(policy: Policy, *, anew: bool = False) -> Footprint:
+    """What a pass of this policy takes, out of the table, or measured now, or measured ``anew`` anyway."""
     table = Measured("footprint")
     key = {
         **machine_key(policy),
@@ -74,7 +75,7 @@ def footprint(policy: Policy) -> Footprint:
         "sizes": SIZES,
     }
     known = table.get(key)
-    if known is not None:
+    if known is not None and not anew:
         return Footprint(**known)
     small, large = (peak_memory(policy, probe(policy, size)) for size in SIZES)
     per_token = max(large - small, 0) / (SIZES[1] - SIZES[0])

@@ -264,6 +264,8 @@ def test_the_tree_that_is_measured_has_the_size_and_leaves_no_gradient(
     passes = len(sizes)
     assert footprint(policy) == found
     assert len(sizes) == passes  # out of the table
+    assert footprint(policy, anew=True) == found
+    assert len(sizes) > passes
 
 
 def test_a_table_keeps_others_entries_and_outlives_damage(tmp_path: Path, model: Path, faults: Path):
