@@ -140,7 +140,7 @@ class SleepingVLLM(FakeVLLM):
             self.asleep = True
             if self.fault.startswith("adapters"):
                 self.damaged |= set(self.adapters)
-            if self.fault == "adapters":
+            if self.fault == "adapters" and self.adapters:
                 self.fault = ""
             if self.fault == "base":
                 self.damaged |= {"base"}
