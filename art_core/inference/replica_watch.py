@@ -1,11 +1,11 @@
 """The engines of a replica set, and who watches over them.
 
-Invariant: a replica that is up answers and serves what it should; whenever that changes, its state says so and
-the listener is told, once.
+Invariant: a replica that is up answers and serves what it should; whenever that changes, its state says so
+and the listener is told, once.
 
-A `Member` is one engine and its `Replica`, the router's view of it. The `Watch` looks at each: every second, and
-at once when a call found it down. It takes it out, waits until its engine (or whoever runs it) has it back,
-publishes what it lost, and brings it back. All of it runs on one event loop.
+A `Member` is one engine and its `Replica`, the router's view of it. The `Watch` looks at each: every second,
+and at once when a call found it down. It takes it out, waits until its engine (or whoever runs it) has it
+back, publishes what it lost, and brings it back. All of it runs on one event loop.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ class Watch:
 
     async def _again(self, member: Member, reason: str) -> None:
         self.out(member, reason)
-        await asyncio.sleep(CHECK_SECONDS)
+        await asyncio.sleep(CHECK_SECONDS / 4)
 
     async def _look(self, member: Member, suspected: bool) -> None:
         if suspected:  # its engine's own watchdog looks first, and restarts it
@@ -196,9 +196,8 @@ class Watch:
             self.out(member, str(dead))
             replica.lost = True
             data = {"replica": replica.name, "base_url": replica.base_url}
-            self._tell(
-                EngineEvent("replica_lost", f"replica {replica.name} will not come back: {dead}", data)
-            )
+            message = f"replica {replica.name} will not come back: {dead}"
+            self._tell(EngineEvent("replica_lost", message, data))
             return False
 
     def _back(self, member: Member) -> None:

@@ -4,8 +4,8 @@ Invariant: a version is current only after every replica that is up serves it; a
 it answers and serves what it should; a call that a replica never answered is answered by another one.
 
 In front stands a gateway, whose `Router` knows each replica's state; a `Watch`, on a thread of the set's own,
-sees to it that the state is right. What the set is told (publish, retire, pause) goes to every replica that is
-up, and to the others when they come back.
+sees to it that the state is right. What the set is told (publish, retire, pause) goes to every replica that
+is up, and to the others when they come back.
 """
 
 import asyncio

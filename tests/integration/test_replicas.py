@@ -200,7 +200,7 @@ async def test_a_version_that_no_replica_takes_is_an_error_and_is_not_served(tmp
 async def test_a_drained_replica_ends_what_it_has_and_gets_nothing_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_LATENCY", "0.3")
+    monkeypatch.setenv("FAKE_LATENCY", "1")
     async with running(tmp_path) as replicas:
         under_way = [asyncio.create_task(replicas.ask(f"question {n}")) for n in range(16)]
         await until(lambda: min(r.busy for r in replicas.set.replicas) > 2)
@@ -219,6 +219,17 @@ async def test_a_drained_replica_ends_what_it_has_and_gets_nothing_new(
         assert {replica for _, replica in again} == {"0", "1"}
         with pytest.raises(EngineError, match="no replica is named 'x'; there are 0, 1"):
             await replicas.set.drain("x")
+
+
+async def test_a_drained_replica_that_dies_comes_back_drained(tmp_path: Path) -> None:
+    async with running(tmp_path) as replicas:
+        await replicas.set.drain("0")
+        await replicas.take_down(0)
+        await until(lambda: replicas.kinds["replica_back"] == 1)
+        assert replicas.set.replicas[0].state is ReplicaState.DRAINING
+        assert {(await replicas.ask(f"{n}"))[1] for n in range(8)} == {"1"}
+        await replicas.set.restore("0")
+        assert replicas.all_up()
 
 
 async def test_a_call_waits_while_no_replica_is_up(tmp_path: Path) -> None:
