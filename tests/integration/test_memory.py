@@ -112,9 +112,10 @@ def test_what_was_accumulated_before_the_pass_that_failed_is_kept(model: Path, f
     states = FaultyPolicy.states
 
     def limited(self: FaultyPolicy, layout):  # the second tree of the update is one token too large
-        size_of_mixed.append(len(layout))
-        if len(size_of_mixed) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if torch.is_grad_enabled():  # not one of the passes that look which paths are right
+            size_of_mixed.append(len(layout))
+            if len(size_of_mixed) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return states(self, layout)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -140,7 +141,7 @@ def test_less_is_kept_in_memory_before_passes_become_tiny(model: Path, faults: P
 def test_when_not_even_one_path_fits_the_error_names_its_length_and_nothing_has_changed(
     model: Path, faults: Path
 ):
-    set_fault(faults, most_tokens=20)
+    set_fault(faults, most_tokens=46)
     stuck = trainer(model, faults)
     before = weights(stuck.policy)
     with pytest.raises(
