@@ -88,7 +88,11 @@ class Gateway:
             return self
         listening = self._listen()
         upstream = Upstream(
-            self._router, self._endpoint, max_connections=self._max_connections, patience=self._patience
+            self._router,
+            self._endpoint,
+            max_connections=self._max_connections,
+            patience=self._patience,
+            keep_key=self._api_key is None,
         )
         proxy = Proxy(upstream, self.completions, GatewayMetrics(upstream, self.completions))
         app = GatewayApp(proxy, self._sessions, api_key=self._api_key)

@@ -82,6 +82,7 @@ class Upstream:
         max_connections: the most calls under way at a time.
         patience: seconds that a call waits for a server to come up when none is; with 0, servers that were
             found down are tried all the same, and the gateway itself asks them whether they are back.
+        keep_key: whether a client's bearer token goes on to the servers; False where it is the gateway's own.
 
     Attributes:
         queued: calls that wait for one of the connections, or for a server to come up.
@@ -95,12 +96,14 @@ class Upstream:
         *,
         max_connections: int,
         patience: float = 0.0,
+        keep_key: bool = True,
     ) -> None:
         self.router = router
         self.queued = 0
         self.repeated: dict[str, int] = dict.fromkeys((r.name for r in router.replicas), 0)
         self._endpoint = endpoint
         self._patience = patience
+        self._keep_key = keep_key
         alone = endpoint is not None and len(router.replicas) == 1
         self._server = availability_of(endpoint) if alone else ALWAYS
         self._slots = asyncio.Semaphore(max_connections)
@@ -358,6 +361,8 @@ class Upstream:
 
     def _headers(self, kept: Mapping[str, str], replica: Replica) -> dict[str, str]:
         headers = {**kept, "accept-encoding": "identity"}  # a compressed stream comes in lumps
+        if not self._keep_key:
+            headers.pop("authorization", None)
         key = replica.api_key or (self._endpoint.api_key if self._endpoint is not None else None)
         if key is not None:
             headers["authorization"] = f"Bearer {key}"

@@ -198,6 +198,14 @@ def test_a_gateway_with_an_api_key_answers_nobody_without_it(fake: FakeVLLM) -> 
         assert allowed.status_code == 200
 
 
+def test_the_gateways_own_key_stays_with_the_gateway(fake: FakeVLLM) -> None:
+    for key, seen in (("secret", None), (None, "Bearer theirs")):
+        with Gateway(fake.base_url, api_key=key) as gateway:
+            client = openai.OpenAI(base_url=gateway.base_url, api_key=key or "theirs")
+            client.chat.completions.create(model="m", messages=HI)
+        assert fake.requests[-1].headers.get("authorization") == seen
+
+
 # -- versions ------------------------------------------------------------------------------------------
 
 
