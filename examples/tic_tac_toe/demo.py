@@ -245,6 +245,7 @@ class Demo:
             with Live(steps_table([], options.steps), console=console, refresh_per_second=4) as live:
                 for number in range(options.steps):
                     await self.step(number)
+                    self.save(time.perf_counter() - start)
                     live.update(steps_table(self.steps, options.steps))
             console.print()
             after = await self.evaluate("trained")
@@ -252,14 +253,10 @@ class Demo:
             adapter = await self.model.asave_lora_adapter(options.out / self.model.name / "adapter")
             console.print(f"adapter  {adapter}\nrecord   {options.out / 'tic-tac-toe.db'}")
 
-    def finish(
-        self, before: Sequence[TrajectoryGroup], after: Sequence[TrajectoryGroup], seconds: float
-    ) -> None:
-        """Curves, and two games replayed."""
+    def save(self, seconds: float) -> Path:
+        """Write the figures so far, so that a run that is cut off leaves them; returns the directory."""
         out = self.options.out / self.model.name
         out.mkdir(parents=True, exist_ok=True)
-        label = f"seed {self.options.seed}"
-        png, html = save_curves({label: (self.steps, self.evaluations)}, out, f"{seconds / 60:.1f} minutes")
         result = {
             "seed": self.options.seed,
             "seconds": seconds,
@@ -267,6 +264,15 @@ class Demo:
             **as_json(self.steps, self.evaluations),
         }
         (out / "result.json").write_text(json.dumps(result, indent=1))
+        return out
+
+    def finish(
+        self, before: Sequence[TrajectoryGroup], after: Sequence[TrajectoryGroup], seconds: float
+    ) -> None:
+        """Curves, and two games replayed."""
+        out = self.save(seconds)
+        label = f"seed {self.options.seed}"
+        png, html = save_curves({label: (self.steps, self.evaluations)}, out, f"{seconds / 60:.1f} minutes")
         for title, groups, wanted in (
             ("before", before, ("illegal", "loss")),
             ("after", after, ("win",)),
