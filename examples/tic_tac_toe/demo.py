@@ -57,7 +57,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="fixes scenarios, opponents and sampling seeds")
     parser.add_argument("--deterministic", action="store_true", help="the same curve twice, slower")
     parser.add_argument("--steps", type=int, default=16, help="GRPO steps")
-    parser.add_argument("--warm-steps", type=int, default=20, help="supervised steps before them")
+    parser.add_argument("--warm-steps", type=int, default=20, help="supervised steps before them; 0 for none")
     parser.add_argument("--warm-learning-rate", type=float, default=5e-4)
     parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
     parser.add_argument("--group-size", type=int, default=16, help="games against each opponent")
@@ -231,17 +231,10 @@ class Demo:
             await stack.enter_async_context(self.model)
             if options.workers > 1:
                 self.workers = await stack.enter_async_context(Workers(options.workers))
-            await self.evaluate("as it comes")
-            with Progress(console=console, transient=True) as bar:
-                task = bar.add_task("warm start on a random player's moves", total=options.warm_steps)
-                await self.model.asft(
-                    random_player_conversations(options.seed, 64 * options.warm_steps),
-                    batch_size=64,
-                    steps=options.warm_steps,
-                    learning_rate=options.warm_learning_rate,
-                    progress=lambda done, total: bar.update(task, completed=done),
-                )
-            before = await self.evaluate("warm start")
+            before = await self.evaluate("as it comes")
+            if options.warm_steps:
+                await self.warm_start()
+                before = await self.evaluate("warm start")
             with Live(steps_table([], options.steps), console=console, refresh_per_second=4) as live:
                 for number in range(options.steps):
                     await self.step(number)
@@ -252,6 +245,19 @@ class Demo:
             self.finish(before, after, time.perf_counter() - start)
             adapter = await self.model.asave_lora_adapter(options.out / self.model.name / "adapter")
             console.print(f"adapter  {adapter}\nrecord   {options.out / 'tic-tac-toe.db'}")
+
+    async def warm_start(self) -> None:
+        """Imitate a random player, so that the model knows what a move looks like."""
+        options = self.options
+        with Progress(console=self.console, transient=True) as bar:
+            task = bar.add_task("warm start on a random player's moves", total=options.warm_steps)
+            await self.model.asft(
+                random_player_conversations(options.seed, 64 * options.warm_steps),
+                batch_size=64,
+                steps=options.warm_steps,
+                learning_rate=options.warm_learning_rate,
+                progress=lambda done, total: bar.update(task, completed=done),
+            )
 
     def save(self, seconds: float) -> Path:
         """Write the figures so far, so that a run that is cut off leaves them; returns the directory."""
@@ -281,7 +287,7 @@ class Demo:
             game = next((g for o in wanted for g in games if g["outcome"] == o), games[0])
             replay(self.console, title, game["answers"], game["opponent"], game["outcome"])
         rise = self.evaluations[-1].score - self.evaluations[-2].score
-        self.console.print(f"mean score {rise:+.3f} since the warm start, in {seconds / 60:.1f} minutes")
+        self.console.print(f"mean score {rise:+.3f} since "{self.evaluations[-2].name}", in {seconds / 60:.1f} minutes")
         self.console.print(f"curves   {png}\n         {html}")
 
 
