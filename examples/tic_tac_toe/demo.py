@@ -286,8 +286,10 @@ class Demo:
             games = [t.metadata["output"] for g in groups for t in g.scored]
             game = next((g for o in wanted for g in games if g["outcome"] == o), games[0])
             replay(self.console, title, game["answers"], game["opponent"], game["outcome"])
-        rise = self.evaluations[-1].score - self.evaluations[-2].score
-        self.console.print(f"mean score {rise:+.3f} since "{self.evaluations[-2].name}", in {seconds / 60:.1f} minutes")
+        first, last = self.evaluations[-2:]
+        self.console.print(
+            f"mean score {last.score - first.score:+.3f} since '{first.name}', in {seconds / 60:.1f} minutes"
+        )
         self.console.print(f"curves   {png}\n         {html}")
 
 
