@@ -51,6 +51,7 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
             advantage="std",
             epochs=2,
             entropy_target=0.15,
+            path="tree",
             token_budget=1024 if args.small else 8192,
         ),
         seed=args.seed,

@@ -44,7 +44,11 @@ def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, 
     work = workload(args, model)
     batch = trajectory_groups(groups(work, 1000 if args.small else 40_000))
     config = TrainConfig(
-        loss="dapo", learning_rate=1e-5, token_budget=args.token_budget, guardrails=UNGUARDED
+        loss="dapo",
+        learning_rate=1e-5,
+        path="tree",
+        token_budget=args.token_budget,
+        guardrails=UNGUARDED,
     )
     began = time.perf_counter()
     with trainer(args, directory, config, strategy, count, "float32" if args.small else "bfloat16") as ranks:
@@ -88,6 +92,7 @@ def compare(args: argparse.Namespace, sheet: Any, model: str, directory: Path) -
     config = TrainConfig(
         learning_rate=1e-5,
         loss="dapo",
+        path="tree",
         token_budget=256 if args.small else 2048,
         max_grad_norm=1e9,
         guardrails=UNGUARDED,
