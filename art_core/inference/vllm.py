@@ -28,8 +28,9 @@ from art_core.inference.vllm_command import (
     serving_parsers,
     sleeps,
 )
-from art_core.inference.vllm_keeper import Command, Keeper, load, pause, resume
+from art_core.inference.vllm_keeper import Command, Keeper, load
 from art_core.inference.vllm_merged import MergedModel
+from art_core.inference.vllm_process import VLLMProcess
 from art_core.inference.vllm_sharing import SharedGpu
 from art_core.inference.vllm_sleep import SleepCycle
 from art_core.inference.vllm_start import StartProgress
@@ -230,10 +231,10 @@ class VLLMEngine:
         if not self._can_pause():
             return
         if self._shared is not None:
-            await self._shared.lend(self._keeper.do, pause, resume)
+            await self._shared.lend(self._keeper.do, VLLMProcess.pause, VLLMProcess.resume)
         else:
             self._keeper.paused = True
-            await self._keeper.do(pause)
+            await self._keeper.do(VLLMProcess.pause)
 
     async def resume(self) -> None:
         """Take requests again."""
@@ -242,7 +243,7 @@ class VLLMEngine:
         if self._shared is not None:
             await self._shared.take_back(self._keeper.do, self._keeper.tell)
         self._keeper.paused = False
-        await self._keeper.do(resume)
+        await self._keeper.do(VLLMProcess.resume)
         if self._shared is not None:
             self._shared.release()
 

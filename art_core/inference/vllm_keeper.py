@@ -26,7 +26,6 @@ from art_core.inference.engine import EngineEvent, EngineHealth, EventListener
 from art_core.inference.processes import ManagedProcess
 from art_core.inference.restarts import RestartBudget
 from art_core.inference.vllm_command import InstalledVLLM, installed_vllm
-from art_core.inference.vllm_compat import PAUSE, RESUME
 from art_core.inference.vllm_process import ServerGoneError, VLLMProcess, reserved_port
 from art_core.inference.vllm_stall import StallWatch, read_progress
 from art_core.inference.vllm_start import FIRST_PHASE, StartProgress
@@ -320,7 +319,7 @@ class Keeper:
             for version, adapter_dir in self._versions.begin(self.lives.life + 1).items():
                 await self._load_again(server, version, adapter_dir)
             if self.paused:
-                await pause(server)
+                await server.pause()
         except BaseException:
             await asyncio.shield(asyncio.to_thread(server.process.kill))
             raise
@@ -389,13 +388,3 @@ async def load(server: VLLMProcess, version: PolicyVersion, adapter_dir: Path | 
     """Have a server load a version; the base model is there from the start."""
     if adapter_dir is not None:
         await server.load(version.name, adapter_dir)
-
-
-async def pause(server: VLLMProcess) -> None:
-    """Let requests end and hold new ones."""
-    await server.steer(PAUSE, None, "pause", timeout=None)
-
-
-async def resume(server: VLLMProcess) -> None:
-    """Take requests again."""
-    await server.steer(RESUME, None, "resume")

@@ -24,6 +24,7 @@ from art_core.errors import EngineError
 from art_core.inference.engine import EngineHealth
 from art_core.inference.processes import ManagedProcess, log_tail
 from art_core.inference.vllm_command import InstalledVLLM, server_environment
+from art_core.inference.vllm_compat import PAUSE, RESUME
 from art_core.inference.vllm_faults import find_fault
 from art_core.inference.vllm_plugin import STATUS_PATH, plugged_in, with_door
 from art_core.inference.vllm_start import READY, StartProgress, find_phase
@@ -217,6 +218,14 @@ class VLLMProcess:
     ) -> Any:
         """Ask it something; its answer, as JSON. Arguments and errors are those of `steer`."""
         return (await self._request("POST", path, body, what, timeout)).json()
+
+    async def pause(self) -> None:
+        """Have it end its requests and hold new ones; raises what `steer` raises."""
+        await self.steer(PAUSE, None, "pause", timeout=None)
+
+    async def resume(self) -> None:
+        """Have it take requests again; raises what `steer` raises."""
+        await self.steer(RESUME, None, "resume")
 
     async def load(self, name: str, adapter_dir: Path) -> None:
         """Have it load an adapter; one that it has under this name from this directory is left as it is.

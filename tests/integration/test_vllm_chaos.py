@@ -24,6 +24,7 @@ from langchain_openai import ChatOpenAI
 from langgraph.graph import END, START, StateGraph
 
 from art_core.config import EngineConfig, LoRAConfig
+from art_core.errors import EngineError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.inference.engine import EngineEvent
 from art_core.inference.gateway import Gateway
@@ -274,3 +275,20 @@ async def test_a_server_that_answers_health_and_nothing_else_is_restarted(
     assert event.kind == "engine_restarted"
     assert event.data["cause"] == "vLLM ended no step for 1 s while requests ran"
     store.close()
+
+
+async def test_a_call_whose_server_may_not_be_restarted_fails_at_once_and_says_why(
+    tmp_path: Path, rollout: Rollout
+):
+    async with policy(tmp_path, max_restarts=0) as endpoint:
+        endpoint.kill()
+        with pytest.raises((EngineError, openai.APIConnectionError)):  # as the SDK's version has it
+            await ChatART(endpoint, max_retries=0).ainvoke("hi")
+        with Gateway(endpoint) as gateway:
+            client = openai.AsyncOpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+            with pytest.raises(openai.InternalServerError, match=r"SIGKILL(.*\n)+.*max_restarts=0"):
+                await client.chat.completions.create(model="agent", messages=[])
+    (step,) = rollout.snapshot().steps
+    assert step.error is not None
+    assert "SIGKILL" in step.error
+    assert "max_restarts=0" in step.error
