@@ -77,8 +77,8 @@ def publishing(
         ended = time.time()
         outcome = running.outcome()
         problems += outcome.problems
-        meanwhile = [took for at, took in outcome.requests if at < ended and at + took > began]
-        others = [took for at, took in outcome.requests if at > ended or at + took < began]
+        meanwhile = [took for at, took, _ in outcome.requests if at < ended and at + took > began]
+        others = [took for at, took, _ in outcome.requests if at > ended or at + took < began]
         if meanwhile and others:
             delays.append(max(meanwhile) - statistics.median(others))
         runner.run(server.engine.retire(version))

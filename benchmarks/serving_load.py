@@ -10,8 +10,9 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -34,10 +35,14 @@ class Job:
         model: the name to ask for.
         way: see `Way`.
         concurrency: requests at once.
-        rounds: requests of each of them, one after the other.
-        tokens: of each answer, exactly.
+        rounds: requests of each of them, one after the other; 0: until the window ends.
+        tokens: of each answer, exactly; in a window the mean: answers then have from half to one and a half
+            times as many, so that they do not all begin and end together.
         stream: whether answers come in chunks.
         first: number of the first request; the number is in its prompt.
+        ramp: seconds before the window.
+        window: seconds in which tokens are counted.
+        begins: `time.time` when the first request is made.
     """
 
     url: str
@@ -48,6 +53,20 @@ class Job:
     tokens: int
     stream: bool = False
     first: int = 0
+    ramp: float = 0.0
+    window: float = 0.0
+    begins: float = 0.0
+
+    @property
+    def counted(self) -> tuple[float, float]:
+        """The window, in `time.time`."""
+        return self.begins + self.ramp, self.begins + self.ramp + self.window
+
+    def length(self, number: int) -> int:
+        """Tokens of the answer to the request of this number."""
+        if self.rounds:
+            return self.tokens
+        return max(1, self.tokens // 2 + number * 7919 % (self.tokens + 1))
 
 
 @dataclass(frozen=True)
@@ -55,16 +74,17 @@ class Outcome:
     """What became of a job.
 
     Attributes:
-        tokens: sampled, in all answers.
-        seconds: from the first request to the last answer.
-        requests: when each started and how long it took, seconds; starts are `time.time`.
+        tokens: sampled: in all answers, or in the window (of an answer that was under way at its ends, the
+            part of its tokens that is the part of its time).
+        seconds: from the first request to the last answer, or the window's length.
+        requests: when each started (`time.time`), how many seconds it took, and its tokens.
         problems: what went wrong, a few of them.
         failed: requests without a right answer.
     """
 
-    tokens: int
+    tokens: float
     seconds: float
-    requests: list[tuple[float, float]]
+    requests: list[tuple[float, float, int]]
     failed: int = 0
     problems: list[str] = field(default_factory=list)
 
@@ -116,6 +136,7 @@ class Load:
             shares[number] += 1
         used: list[subprocess.Popen[str]] = []
         first = job.first
+        job = replace(job, begins=time.time())
         for child, share in zip(self._children, shares, strict=True):
             if share:
                 assert child.stdin is not None
@@ -123,8 +144,8 @@ class Load:
                 child.stdin.write(json.dumps(part) + "\n")
                 child.stdin.flush()
                 used.append(child)
-                first += share * job.rounds
-        return Running(used, time.perf_counter())
+                first += share * (job.rounds or 1_000)
+        return Running(used, job)
 
     def run(self, job: Job) -> Outcome:
         """Do a job."""
@@ -134,21 +155,33 @@ class Load:
 class Running:
     """A job under way."""
 
-    def __init__(self, children: Sequence["subprocess.Popen[str]"], started: float) -> None:
+    def __init__(self, children: Sequence["subprocess.Popen[str]"], job: Job) -> None:
         self._children = children
-        self._started = started
+        self._job = job
 
     def outcome(self) -> Outcome:
         """Wait for its end."""
         parts = [json.loads(_line(child)) for child in self._children]
-        seconds = time.perf_counter() - self._started
+        requests = [(at, took, tokens) for part in parts for at, took, tokens in part["requests"]]
+        if self._job.window:
+            seconds = self._job.window
+            sampled = sum(_within(self._job.counted, *request) for request in requests)
+        else:
+            seconds = max((at + took for at, took, _ in requests), default=time.time()) - self._job.begins
+            sampled = sum(tokens for _, _, tokens in requests)
         return Outcome(
-            tokens=sum(part["tokens"] for part in parts),
+            tokens=sampled,
             seconds=seconds,
-            requests=[(at, took) for part in parts for at, took in part["requests"]],
+            requests=requests,
             failed=sum(part["failed"] for part in parts),
             problems=[problem for part in parts for problem in part["problems"]][:3],
         )
+
+
+def _within(window: tuple[float, float], at: float, took: float, tokens: int) -> float:
+    """The part of an answer's tokens that came in a window."""
+    both = min(at + took, window[1]) - max(at, window[0])
+    return tokens * max(0.0, both) / took
 
 
 def _line(child: "subprocess.Popen[str]") -> str:
@@ -169,7 +202,7 @@ def request_body(job: Job, number: int) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": job.model,
         "messages": [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": said}],
-        "max_tokens": job.tokens,
+        "max_tokens": job.length(number),
         "ignore_eos": True,
         "temperature": 1.0,
     }
@@ -192,30 +225,37 @@ class _Client:
         self._headers = [(b"host", parts.netloc.encode()), (b"content-type", b"application/json")]
         if job.way == "packed":
             self._headers.append((b"x-art-tokens", b"packed"))
-        self.tokens = self.failed = 0
-        self.requests: list[tuple[float, float]] = []
+        self.failed = 0
+        self.requests: list[tuple[float, float, int]] = []
         self.problems: list[str] = []
 
-    async def work(self, numbers: range) -> None:
+    async def work(self, slot: int) -> None:
+        """One of the places that requests are made from."""
+        job = self._job
+        if job.rounds:
+            numbers: Iterable[int] = range(job.first + slot * job.rounds, job.first + (slot + 1) * job.rounds)
+        else:
+            numbers = count(job.first + slot, job.concurrency)
         for number in numbers:
             at, clock = time.time(), time.perf_counter()
+            if not job.rounds and at > job.counted[1]:
+                return
             try:
-                sampled = await self._ask(request_body(self._job, number))
-                self.tokens += sampled
-                self.requests.append((at, time.perf_counter() - clock))
+                tokens = await self._ask(number)
+                self.requests.append((at, time.perf_counter() - clock, tokens))
             except Exception as failed:
                 self.failed += 1
                 self.problems.append(f"{type(failed).__name__}: {failed}"[:300])
 
-    async def _ask(self, body: dict[str, Any]) -> int:
+    async def _ask(self, number: int) -> int:
         from art_core.plain_http import request_bytes
 
-        content = json.dumps(body, separators=(",", ":")).encode()
+        content = json.dumps(request_body(self._job, number), separators=(",", ":")).encode()
         headers = [*self._headers, (b"content-length", b"%d" % len(content))]
         answer = await self._pool.send(self._place, request_bytes("POST", self._path, headers, content))
-        return self._read(answer.status, await answer.read())
+        return self._read(answer.status, await answer.read(), self._job.length(number))
 
-    def _read(self, status: int, raw: bytes) -> int:
+    def _read(self, status: int, raw: bytes, wanted: int) -> int:
         from art_core.capture import read_completion
         from art_core.fast_json import read_json
 
@@ -225,7 +265,7 @@ class _Client:
         if self._job.way == "plain":
             return answer["usage"]["completion_tokens"]
         (choice,) = read_completion(answer)
-        if choice.tokens is None or len(choice.tokens.completion) != self._job.tokens:
+        if choice.tokens is None or len(choice.tokens.completion) != wanted:
             raise RuntimeError(f"not recorded: {choice.untrainable}, usage {answer.get('usage')}")
         return len(choice.tokens.completion)
 
@@ -243,20 +283,8 @@ def _assembled(raw: bytes) -> dict[str, Any]:
 
 async def _do(job: Job) -> dict[str, Any]:
     client = _Client(job)
-    started = time.perf_counter()
-    await asyncio.gather(
-        *(
-            client.work(range(job.first + slot * job.rounds, job.first + (slot + 1) * job.rounds))
-            for slot in range(job.concurrency)
-        )
-    )
-    return {
-        "tokens": client.tokens,
-        "seconds": time.perf_counter() - started,
-        "requests": client.requests,
-        "failed": client.failed,
-        "problems": client.problems[:3],
-    }
+    await asyncio.gather(*(client.work(slot) for slot in range(job.concurrency)))
+    return {"requests": client.requests, "failed": client.failed, "problems": client.problems[:3]}
 
 
 def main() -> None:

@@ -78,6 +78,20 @@ def test_an_answer_that_was_not_recorded_is_a_failure_and_no_fast_answer():
     assert "no logprobs" in packed.problems[0]
 
 
+def test_a_window_counts_the_part_of_each_answer_that_lies_in_it():
+    with FakeVLLM("word " * 100, packed=True, latency=0.05) as server, Load(2) as load:
+        job = Job(server.base_url, "a@0", "packed", 4, 0, 16, ramp=0.2, window=0.6)
+        outcome = load.run(job)
+        asked = [body["max_tokens"] for body in server.bodies]
+    assert outcome.failed == 0
+    assert outcome.seconds == 0.6
+    assert sum(tokens for _, _, tokens in outcome.requests) == sum(asked)
+    assert 0 < outcome.tokens < sum(asked)
+    assert min(asked) >= 8
+    assert max(asked) <= 24
+    assert len(set(asked)) > 4
+
+
 def test_streams_are_read_to_their_end():
     with FakeVLLM("word " * 100, packed=True) as server, Load(2) as load:
         outcome = load.run(Job(server.base_url, "a@0", "packed", 3, 2, 8, stream=True))
