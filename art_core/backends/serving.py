@@ -17,7 +17,7 @@ from pathlib import Path
 from art_core.config import RetentionConfig
 from art_core.errors import CheckpointError, EngineError
 from art_core.inference.endpoint import VersionLeases
-from art_core.inference.engine import Engine
+from art_core.inference.engine import Engine, Replacing
 from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -90,9 +90,7 @@ class Serving:
         version = PolicyVersion(self._model, number)
         held = ExitStack()
         async with self._changing:
-            answering = self._engine.versions()  # none while it is being restarted
-            replaced = bool(answering) and version not in answering
-            if version not in self._served or replaced:
+            if version not in self._served or self._replaced(version):
                 await self._serve(version, await asyncio.to_thread(self._adapter_of, version))
             held.enter_context(self._leases.lease(version))
 
@@ -110,9 +108,15 @@ class Serving:
 
     async def _let_go(self) -> None:
         for old in tuple(self._served):
-            if self.current.number - old.number >= SERVED_VERSIONS or old.number > self.current.number:
+            far = self.current.number - old.number >= SERVED_VERSIONS or old.number > self.current.number
+            if far or self._replaced(old):
                 await self._retire(old)
         await asyncio.to_thread(self._prune)
+
+    def _replaced(self, version: PolicyVersion) -> bool:
+        """Whether an engine that has room for one version has given this one's place to the next."""
+        single = isinstance(self._engine, Replacing) and self._engine.one_at_a_time
+        return single and version.number < self.current.number
 
     async def _retire(self, version: PolicyVersion) -> None:
         if not self._leases.close(version):

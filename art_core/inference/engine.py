@@ -55,6 +55,16 @@ class Eventful(Protocol):
     on_event: EventListener | None
 
 
+@runtime_checkable
+class Replacing(Protocol):
+    """An engine that may have room for one version, whose place the next one takes."""
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether it has."""
+        ...
+
+
 class Engine(Protocol):
     """Serves policy versions over HTTP."""
 

@@ -96,6 +96,11 @@ class ReplicaSet:
         return self._engines
 
     @property
+    def one_at_a_time(self) -> bool:
+        """Whether a version takes the place of the one before."""
+        return self._replaces
+
+    @property
     def base_url(self) -> str:
         """The gateway's, ending in ``/v1``."""
         return self.gateway.base_url

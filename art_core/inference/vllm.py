@@ -9,6 +9,7 @@ known here, not there (`vllm_versions`). Clients talk to it directly at ``base_u
 `VLLMEngine.availability` whether they can.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -134,6 +135,11 @@ class VLLMEngine:
         return self._keeper.process.pid if self._keeper.process else None
 
     @property
+    def one_at_a_time(self) -> bool:
+        """Whether a version takes the place of the one before (``publish="merged"``)."""
+        return self._merged is not None
+
+    @property
     def availability(self) -> Availability:
         """To be asked by whoever sends requests: it waits while the server is restarted."""
         return self._keeper.lives
@@ -165,6 +171,8 @@ class VLLMEngine:
         """Stop the server and all its processes. Closing twice does nothing; it can be started again."""
         await self._keeper.close()
         self._versions.clear()
+        if self._merged is not None:
+            await asyncio.to_thread(self._merged.clear)
 
     # -- versions ----------------------------------------------------------------------------------
 

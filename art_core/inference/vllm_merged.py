@@ -12,7 +12,9 @@ in older versions (vLLM issue 39934).
 """
 
 import asyncio
+import itertools
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -32,6 +34,9 @@ RELOAD_TIMEOUT = 900.0
 """Seconds that requests in flight may take to end, and again the reading of the new weights."""
 
 
+_ENGINES = itertools.count(1)
+
+
 class MergedModel:
     """The version that a server has, and the weights to start it on.
 
@@ -39,7 +44,8 @@ class MergedModel:
         base_model: a hub name or a directory.
         served_model: the versions' name before ``@``.
         config: how the server is run.
-        directory: where merged models are written; each is deleted when the next one is served.
+        directory: where merged models are written, in a folder of this engine's own; each is deleted when
+            the next one is served, and the last one by `clear`.
 
     Raises:
         ConfigError: settings under which versions cannot be told apart.
@@ -59,7 +65,7 @@ class MergedModel:
         self.version = PolicyVersion(served_model, 0)
         self.model = base_model
         self._base_model = base_model
-        self._directory = directory
+        self._directory = directory / f"{os.getpid()}-{next(_ENGINES)}"
         self._published = False
 
     @property
@@ -131,9 +137,15 @@ class MergedModel:
         if before != self._base_model:
             await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
+    def clear(self) -> None:
+        """The server is gone for good: what it was started on is, too."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self.model, self.version = self._base_model, PolicyVersion(self.version.model, 0)
+        self._published = False
+
     def _merge(self, adapter_dir: Path, target: Path) -> None:
-        if target.exists():  # of an earlier run, whose adapter may have been another one
-            shutil.rmtree(target)
+        _remove_orphans(self._directory.parent)
+        shutil.rmtree(target, ignore_errors=True)  # of a publish that was broken off
         merge(base_directory(self._base_model), adapter_dir, target)
 
     async def _reload(self, server: VLLMProcess) -> None:
@@ -147,6 +159,24 @@ class MergedModel:
         names = await server.names()
         if set(names) != set(self.names):
             raise EngineError(f"vLLM calls itself {sorted(names)}, not {sorted(self.names)}")
+
+
+def _remove_orphans(directory: Path) -> None:
+    """Delete what processes left that were killed: each is as large as the model."""
+    for left in directory.iterdir() if directory.is_dir() else ():
+        pid = left.name.partition("-")[0]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def base_directory(base_model: str) -> Path:

@@ -12,8 +12,10 @@ from fakes.vllm_sleeper import MAIN, fingerprint
 from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel
+from art_core.errors import EngineError
 from art_core.inference.merging import merge
 from art_core.store import Store
+from art_core.types import PolicyVersion
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
 
@@ -97,7 +99,14 @@ def test_merged_versions_are_the_trained_weights_and_go_on_after_a_restart_of_ou
         expected = fingerprint(str(merge(base, adapter, tmp_path / f"expected-{number}")))
         assert says(model) == expected
         assert says(model) != fingerprint(str(base))
-    assert [p.name for p in (root / "p" / "agent" / "merged").iterdir()] == ["agent@2"]
+        with (
+            pytest.raises(EngineError, match=rf"agent@{number - 1} is not served any more"),
+            model.lease(PolicyVersion("agent", number - 1)),
+        ):
+            pass
+        with pytest.raises(EngineError, match="one version at a time"):
+            model.serve(number - 1)
+    assert [p.name for p in (root / "p" / "agent" / "merged").glob("*/*")] == ["agent@2"]
     model.close()
 
     again = TrainableModel(base_model=str(base), name="agent", project="p", lora_rank=4)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -117,7 +118,7 @@ async def test_a_version_takes_the_place_of_the_one_before(merged: Callable[...,
         assert await it.says(V2) == model.says[V2]
         await it.vllm.retire(V1)
         assert it.vllm.versions() == (V2,)
-        assert [p.name for p in it.directory.iterdir()] == ["agent@2"], "one copy of the model is kept"
+        assert [p.name for p in it.directory.glob("*/*")] == ["agent@2"], "one copy of the model is kept"
         assert await it.acts() == [
             *("resume", "hold", "reload", "reset_prefix_cache", "rename agent@1 agent"),
             *("resume", "hold", "reload", "reset_prefix_cache", "rename agent@2 agent"),
@@ -210,6 +211,20 @@ async def test_versions_that_cannot_be_next_are_refused(merged: Callable[..., An
             await it.vllm.publish(V3, model.base)
         assert await it.says(V2) == model.says[V2], "what is served stays served"
         assert it.vllm.versions() == (V2,)
+
+
+@posix
+async def test_copies_of_the_model_go_with_their_engine_even_if_its_process_was_killed(
+    merged: Callable[..., Any], model: Model, tmp_path: Path
+):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    orphan = tmp_path / "merged" / f"{dead.pid}-1" / "agent@7"
+    orphan.mkdir(parents=True)
+    async with merged() as it:
+        await it.vllm.publish(V1, model.adapters[V1])
+        assert [p.name for p in it.directory.glob("*/*")] == ["agent@1"]
+    assert list(it.directory.glob("*/*")) == []
 
 
 def test_settings_that_cannot_tell_versions_apart_are_refused(tmp_path: Path):
