@@ -17,6 +17,10 @@ Averaging = Literal["rollout", "token", "constant"]
 LevelName = Literal["token", "sequence"]
 DTypeName = Literal["auto", "float32", "bfloat16"]
 Strategy = Literal["ddp", "fsdp2"]
+PathName = Literal["auto", "tree", "packed", "padded"]
+PolicyName = Literal["peft", "unsloth"]
+KernelsName = Literal["auto", "fused", "modules"]
+ComputeName = Literal["auto", "model", "float32"]
 
 AVERAGING: dict[LossName, Averaging] = {
     "grpo": "rollout",
@@ -249,6 +253,31 @@ class TrainConfig(Settings):
     sft_own_best: int = Field(
         default=0, ge=0, description="best rollouts of each group that are imitated too (rejection sampling)"
     )
+    policy: PolicyName = Field(
+        default="peft",
+        description="what runs the model in training: PEFT on transformers, with kernels and token trees of "
+        "ours; or Unsloth, over rows",
+    )
+    path: PathName = Field(
+        default="auto",
+        description="how rollouts go before the model: as one token tree, as packed rows, as padded rows; "
+        "auto: the fastest that is right, as measured once on the machine",
+    )
+    kernels: KernelsName = Field(
+        default="auto",
+        description="peft: fused kernels, or the modules of transformers and PEFT; auto: fused on CUDA for "
+        "the models that they know",
+    )
+    adapter_compute: ComputeName = Field(
+        default="auto",
+        description="type in which fused kernels compute adapters, whose weights are float32: the "
+        "model's, or float32; auto: the model's",
+    )
+    load_in_4bit: bool = Field(
+        default=False,
+        description="unsloth: 4-bit base weights (QLoRA); the server's are not, so that log-probabilities "
+        "differ more",
+    )
     token_budget: int | Literal["auto"] = Field(
         default="auto",
         description="most tokens in one forward pass; lowered by itself when memory runs out; auto: what "
@@ -301,6 +330,10 @@ class TrainConfig(Settings):
             raise ValueError(
                 f"loss_length is for loss_scale='constant'; loss={self.loss!r} averages by {self.averaging!r}"
             )
+        if self.load_in_4bit and self.policy != "unsloth":
+            raise ValueError("load_in_4bit is Unsloth's: give policy='unsloth'")
+        if self.policy == "unsloth" and self.path == "tree":
+            raise ValueError("Unsloth's attention takes rows: give path='packed', 'padded' or 'auto'")
         if self.sft_own_best and not self.sft_weight:
             raise ValueError("sft_own_best needs sft_weight > 0")
         return self

@@ -40,12 +40,32 @@ def load_policy(
     from art_core.training.policy import PeftPolicy
 
     dtype = "float32" if engine.deterministic and engine.dtype == "auto" else engine.dtype
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    train = config.train_config
+    if train.policy == "unsloth":
+        from art_core.training.unsloth_policy import UnslothPolicy
+
+        if engine_kind(engine) == "embedded":
+            raise ConfigError(
+                "policy='unsloth' trains a model that vLLM serves; the embedded engine shares the trainer's "
+                "model and decodes with a cache that Unsloth's has not: give kind='vllm' or policy='peft'"
+            )
+        return UnslothPolicy.load(
+            config.base_model,
+            config.lora_config,
+            dtype=dtype,
+            device=device,
+            seed=config.seed,
+            load_in_4bit=train.load_in_4bit,
+        )
     return PeftPolicy.load(
         config.base_model,
         config.lora_config,
         dtype=dtype,
-        device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device,
         seed=config.seed,
+        kernels=train.kernels,
+        adapter_compute=train.adapter_compute,
     )
 
 

@@ -22,6 +22,7 @@ from art_core.training.footprint import found_budget
 from art_core.training.guardrails import Guardrails, TrainEvent
 from art_core.training.memory import TokenBudget
 from art_core.training.optimizer import Optimizer, scheduled_rate
+from art_core.training.paths import PathChoice
 from art_core.training.policy import BASE, TRAINING, Policy
 from art_core.training.ranks import Alone, Ranks
 from art_core.training.report import TrainReport
@@ -73,6 +74,7 @@ class Trainer:
             self._relieve_memory,
         )
         self._set_checkpointing()
+        self._paths = PathChoice(policy, config.path, self.ranks)
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = self._new_optimizer()
         self.sft_optimizer = self._new_optimizer()
@@ -90,6 +92,11 @@ class Trainer:
     def _token_budget(self) -> int | Callable[[], int]:
         budget = self.config.token_budget
         return (lambda: found_budget(self.policy, self.ranks)) if budget == "auto" else budget
+
+    def _take_path(self, minibatches: Sequence[Minibatch]) -> None:
+        """Let the policy take the path on which these go fastest."""
+        if minibatches:
+            self.policy.path = self._paths.of([m.tree for m in minibatches])
 
     def _set_checkpointing(self) -> None:
         if self.config.gradient_checkpointing != "auto":
@@ -124,6 +131,8 @@ class Trainer:
         before, self.config = self.config, config
         if config.token_budget != before.token_budget:
             self.budget.reset(self._token_budget())
+        if config.path != before.path:
+            self._paths = PathChoice(self.policy, config.path, self.ranks)
         self._set_checkpointing()
         self.guardrails.config = config.guardrails
         for optimizer in (self.optimizer, self.sft_optimizer):
@@ -166,6 +175,7 @@ class Trainer:
         batch = prepare(
             groups, config, self.generator, train=train, context_length=self.policy.context_length
         )
+        self._take_path(batch.minibatches)
         passes = self._passes(self._progress(batch, progress))
         several = config.epochs * len(batch.minibatches) > 1
         base = [
@@ -254,6 +264,7 @@ class Trainer:
             at = step % per_epoch * batch_size
             batch = minibatch([samples[i] for i in order[at : at + batch_size]], "token")
             self.sft_optimizer.zero_grad()
+            self._take_path([batch])
             figures = accumulate_sft_gradient(self._passes(), batch.tree)
             norm, event = self._apply(self.sft_optimizer, figures, rate, imitating)
             batches.append(batch)

@@ -106,7 +106,7 @@ def _rows(tree: TokenTree, targets: Ints, path: Path) -> Layout:
     return Layout(
         path=path,
         token_ids=token_ids,
-        positions=np.broadcast_to(np.arange(longest), token_ids.shape),
+        positions=np.tile(np.arange(longest), (len(rows), 1)),
         exits=None,
         places=row_of * longest + column,
         chains=len(rows),
