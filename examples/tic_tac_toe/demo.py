@@ -8,10 +8,11 @@ a move looks like; then GRPO on its own games against a random opponent; the sam
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,16 @@ from rich.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 
-from art_core import EngineConfig, LocalBackend, LoRAConfig, TrainableModel, TrainConfig
+from art_core import (
+    EngineConfig,
+    LocalBackend,
+    LoRAConfig,
+    ParallelConfig,
+    TrainableModel,
+    TrainConfig,
+    alearn,
+)
+from art_core.learning import LearningStep
 from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph import Workers, agather
 from examples.tic_tac_toe.agent import greedy_agent, sampling_agent
@@ -62,6 +72,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--opponents", type=int, default=8, help="groups in a step")
     parser.add_argument("--group-size", type=int, default=16, help="games against each opponent")
     parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--lora-rank", type=int, default=16)
     parser.add_argument("--decay", action="store_true", help="let the learning rate fall to a tenth")
     parser.add_argument(
         "--set",
@@ -72,8 +83,15 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--mixed-opponents",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
+        default=False,
         help="compare games against different opponents, rather than games against the same one",
+    )
+    parser.add_argument(
+        "--overlap",
+        type=int,
+        metavar="STALENESS",
+        help="play on while a process of its own trains, with games at most so many versions old",
     )
     parser.add_argument("--workers", type=int, default=1, help="processes that play")
     parser.add_argument(
@@ -133,7 +151,7 @@ class Demo:
             base_model=options.model or str(default_model()),
             project="tic-tac-toe",
             name=f"player-{time.strftime('%Y%m%d-%H%M%S')}-seed{options.seed}",
-            lora=LoRAConfig(rank=16, alpha=32),
+            lora=LoRAConfig(rank=options.lora_rank, alpha=2 * options.lora_rank),
             train=self.train_config(),
             seed=options.seed,
         )
@@ -199,11 +217,47 @@ class Demo:
         if options.mixed_opponents:
             groups = mixed(groups, size)
         played = time.perf_counter()
-        metrics = (await self.model.atrain(groups)).metrics
+        report = await self.model.atrain(groups)
+        self.keep(groups, report.metrics, played - start, time.perf_counter() - played)
+
+    async def learn_meanwhile(self, on_step: Callable[[], None]) -> None:
+        """All steps, with games going on during training."""
+        options = self.options
+        first = 100_000 * options.seed
+
+        async def group(scenario: Scenario) -> list[TrajectoryGroup]:
+            opponent = scenario.inputs["opponent"]
+            if options.mixed_opponents:
+                games = range(opponent * options.group_size, (opponent + 1) * options.group_size)
+                return mixed(await self.play(games, 1), options.group_size)
+            return await self.play([opponent], options.group_size)
+
+        def keep(step: LearningStep) -> None:
+            self.keep(step.groups, step.report.metrics, step.wait_seconds, step.train_seconds)
+            on_step()
+
+        await alearn(
+            self.model,
+            group,
+            (Scenario(f"opponent-{first + i}", inputs={"opponent": first + i}) for i in itertools.count()),
+            groups_per_step=options.opponents,
+            steps=options.steps,
+            staleness=options.overlap,
+            on_step=keep,
+        )
+
+    def keep(
+        self,
+        groups: Sequence[TrajectoryGroup],
+        metrics: Mapping[str, float],
+        play_seconds: float,
+        train_seconds: float,
+    ) -> None:
+        """Note a step."""
         ended = outcomes(groups)
         self.steps.append(
             TrainingStep(
-                step=number + 1,
+                step=len(self.steps) + 1,
                 reward=metrics["reward_mean"],
                 illegal_rate=ended.count("illegal") / len(ended),
                 # Absent when no group had a spread of rewards, so that nothing was trained.
@@ -211,8 +265,8 @@ class Demo:
                 entropy=metrics.get("entropy"),
                 clip_fraction=metrics.get("clip_fraction"),
                 tokens=int(metrics["entries"]),
-                play_seconds=played - start,
-                train_seconds=time.perf_counter() - played,
+                play_seconds=play_seconds,
+                train_seconds=train_seconds,
             )
         )
 
@@ -224,9 +278,11 @@ class Demo:
             deterministic=options.deterministic,
             max_model_len=512,
             python=options.vllm_python,
+            max_loras=max(4, (options.overlap or 0) + 2),
         )
+        parallel = None if options.overlap is None else ParallelConfig()
         with console.status("loading the model"):
-            await self.model.aregister(LocalBackend(engine=engine, root=options.out))
+            await self.model.aregister(LocalBackend(engine=engine, root=options.out, parallel=parallel))
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.model)
             if options.workers > 1:
@@ -236,10 +292,17 @@ class Demo:
                 await self.warm_start()
                 before = await self.evaluate("warm start")
             with Live(steps_table([], options.steps), console=console, refresh_per_second=4) as live:
-                for number in range(options.steps):
-                    await self.step(number)
+
+                def shown() -> None:
                     self.save(time.perf_counter() - start)
                     live.update(steps_table(self.steps, options.steps))
+
+                if options.overlap is not None:
+                    await self.learn_meanwhile(shown)
+                else:
+                    for number in range(options.steps):
+                        await self.step(number)
+                        shown()
             console.print()
             after = await self.evaluate("trained")
             self.finish(before, after, time.perf_counter() - start)
