@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import subprocess
 import sys
 import time
@@ -186,9 +187,10 @@ def gpus() -> list[dict[str, Any]]:
 
 
 def used_mib() -> int | None:
-    """GPU memory in use, MiB, on all GPUs together."""
+    """Memory in use on the first GPU that this process may use, MiB; None without."""
     found = gpus()
-    return sum(gpu["used_mib"] for gpu in found) if found else None
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return found[int(first) if first.isdecimal() else 0]["used_mib"] if found else None
 
 
 def encoding(root: str) -> dict[str, Any]:

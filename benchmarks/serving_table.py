@@ -136,8 +136,10 @@ def _acts(raw: Mapping[str, Any]) -> list[str]:
         awake, asleep, after = sleeping["mib"][0]
         if awake is not None:
             rows.append(_row("GPU memory awake, asleep, awake again", f"{awake}, {asleep}, {after} MiB"))
-        changes = [c for by_model in sleeping["logprobs_changed_by"] for c in by_model.values()]
-        rows.append(_row("largest change of a logprob by sleep", f"{max(changes):.4f}"))
+        for model in sleeping["logprobs_changed_by"][0]:
+            change = max(by_model[model] for by_model in sleeping["logprobs_changed_by"])
+            what = "base model" if model.endswith("@0") else "adapter that was not loaded again"
+            rows.append(_row(f"largest change of a logprob by sleep, {what}", f"{change:.4f}"))
     return ["", _row("act", "measured"), _row("---", "---:"), *rows] if rows else []
 
 
