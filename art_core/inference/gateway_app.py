@@ -18,6 +18,7 @@ Invariant: every answer that is not a server's own is JSON, errors in OpenAI's f
 import asyncio
 import hmac
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -40,6 +41,11 @@ from art_core.inference.gateway_upstream import RefusalError, forwarded
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 PREFIX = "/rollouts/{rollout_id}"
+
+COMPLETIONS = ("/chat/completions", "/completions")
+"""What is passed on and captured, below ``/v1``."""
+
+_CALL = re.compile(rf"(?:/rollouts/([^/]+))?/v1({'|'.join(COMPLETIONS)})")
 
 _ELSEWHERE = {
     "/v1/messages": "Anthropic's Messages API is not served here: use POST /v1/chat/completions "
@@ -71,7 +77,21 @@ class GatewayApp:
         if scope["type"] == "http" and scope["path"] != "/health" and not self._known(Headers(scope=scope)):
             await send_refusal(send, RefusalError(401, "this gateway wants its api_key as the bearer token"))
             return
-        await self._app(scope, receive, send)
+        called = _CALL.fullmatch(scope["path"]) if scope["type"] == "http" else None
+        if called is not None and scope["method"] == "POST":
+            await self._complete(called, scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _complete(self, called: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+        # Not through Starlette: routing and middleware cost as much as all else that is done for a call.
+        rollout_id, path = called.groups()
+        try:
+            keep = None if rollout_id is None else self._sessions.admit(rollout_id)
+        except RefusalError as refusal:
+            await send_refusal(send, refusal)
+            return
+        await self._proxy.serve(path, scope, receive, send, keep, rollout_id)
 
     def _known(self, headers: Headers) -> bool:
         if self._api_key is None:
@@ -90,9 +110,9 @@ class GatewayApp:
             Route(PREFIX, self._show, methods=["GET"]),
             Route("/captures/{key}", self._capture, methods=["GET"]),
         ]
-        for path in ("/chat/completions", "/completions"):
+        for path in COMPLETIONS:
             for prefix in ("", PREFIX):
-                routes.append(Route(f"{prefix}/v1{path}", _Completions(self._proxy, self._sessions, path)))
+                routes.append(Route(f"{prefix}/v1{path}", _only_post))
         for path, hint in _ELSEWHERE.items():
             for prefix in ("", PREFIX):
                 routes.append(Route(f"{prefix}{path}", _refuse(hint), methods=["POST", "GET"]))
@@ -144,20 +164,8 @@ class GatewayApp:
         return Response(found.to_json(), media_type="application/json")
 
 
-class _Completions:
-    """The ASGI application of a completions route; a class, so that Starlette leaves streaming to it."""
-
-    def __init__(self, proxy: Proxy, sessions: Sessions, path: str) -> None:
-        self._proxy = proxy
-        self._sessions = sessions
-        self._path = path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
-            raise RefusalError(405, f"{scope['path']} takes POST, not {scope['method']}")
-        rollout_id = scope["path_params"].get("rollout_id")
-        keep = None if rollout_id is None else self._sessions.admit(rollout_id)
-        await self._proxy.serve(self._path, scope, receive, send, keep, rollout_id)
+async def _only_post(request: Request) -> Response:
+    raise RefusalError(405, f"{request.url.path} takes POST, not {request.method}")
 
 
 def _refuse(message: str) -> Callable[[Request], Awaitable[Response]]:

@@ -10,8 +10,7 @@ asks `Router.choose` for each call and counts it in and out.
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
@@ -114,16 +113,15 @@ class Router:
         left = [r for r in self.replicas if r.state is not ReplicaState.DRAINING and r not in tried]
         return min(left, key=lambda replica: replica.busy, default=None)
 
-    @contextmanager
-    def busy(self, replica: Replica) -> Generator[None]:
-        """Count a call while it is under way."""
+    def began(self, replica: Replica) -> None:
+        """A call is under way."""
         with self._lock:
             replica.busy += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                replica.busy -= 1
+
+    def ended(self, replica: Replica) -> None:
+        """A call that `began` is no more under way."""
+        with self._lock:
+            replica.busy -= 1
 
     def set_state(self, replica: Replica, state: ReplicaState, detail: str = "") -> bool:
         """Change a state; False when it was so already."""

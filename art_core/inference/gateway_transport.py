@@ -4,8 +4,7 @@ Invariant: an answer's body is read once, to its end or not at all; a connection
 is closed.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
 from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -43,6 +42,10 @@ class ServerAnswer(Protocol):
         """The body as it comes; raises what `read` raises."""
         ...
 
+    async def aclose(self) -> None:
+        """Give the connection back, or close it if the body was not read to its end."""
+        ...
+
 
 class _PlainAnswer:
     """An answer that came the short way."""
@@ -52,6 +55,10 @@ class _PlainAnswer:
         self.headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in answer.headers}
         self.read = answer.read
         self.pieces = answer.pieces
+        self._answer = answer
+
+    async def aclose(self) -> None:
+        self._answer.close()
 
 
 class _HttpxAnswer:
@@ -75,6 +82,9 @@ class _HttpxAnswer:
         except httpx.HTTPError as cut:
             raise HttpError("read", said(cut)) from cut
 
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
 
 class BegunAnswer:
     """An answer of which the first bytes have been read already: the whole of it, or a stream's first piece.
@@ -88,6 +98,7 @@ class BegunAnswer:
     def __init__(self, answer: ServerAnswer, begun: bytes, rest: AsyncIterator[bytes] | None = None) -> None:
         self.status = answer.status
         self.headers = answer.headers
+        self.aclose = answer.aclose
         self._begun = begun
         self._rest = rest
 
@@ -146,11 +157,8 @@ class Transport:
         self._pool.close()
         await self._client.aclose()
 
-    @asynccontextmanager
-    async def post(
-        self, base_url: str, path: str, content: bytes, headers: dict[str, str]
-    ) -> AsyncGenerator[ServerAnswer]:
-        """Send a request; the answer's body is still to be read.
+    async def post(self, base_url: str, path: str, content: bytes, headers: dict[str, str]) -> ServerAnswer:
+        """Send a request; the answer's body is still to be read, and the answer to be closed.
 
         Raises:
             HttpError: no answer came; of kind ``connect`` or ``connect_timeout`` when nothing was sent.
@@ -162,23 +170,16 @@ class Transport:
             wire = [(b"host", place.host), (b"content-length", b"%d" % len(content))]
             wire += [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
             request = request_bytes("POST", (place.path + path).encode(), wire, content)
-            answer = await self._pool.send(place.address, request, connect_timeout=CONNECT_SECONDS)
-            try:
-                yield _PlainAnswer(answer)
-            finally:
-                answer.close()
-            return
+            return _PlainAnswer(
+                await self._pool.send(place.address, request, connect_timeout=CONNECT_SECONDS)
+            )
         built = self._client.build_request("POST", base_url + path, content=content, headers=headers)
         try:
-            response = await self._client.send(built, stream=True)
+            return _HttpxAnswer(await self._client.send(built, stream=True))
         except (httpx.ConnectError, httpx.ConnectTimeout) as unreachable:
             raise HttpError("connect", said(unreachable)) from unreachable
         except httpx.HTTPError as down:
             raise HttpError("read", said(down)) from down
-        try:
-            yield _HttpxAnswer(response)
-        finally:
-            await response.aclose()
 
     async def get(
         self, base_url: str, path: str, headers: Mapping[str, str], *, timeout: float | None = None

@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -177,8 +177,12 @@ class Upstream:
         finally:
             self.queued -= 1
         try:
-            async with AsyncExitStack() as held:
-                yield await self._answered(path, content, forwarded(headers), version, key, held)
+            answer, replica = await self._answered(path, content, forwarded(headers), version, key)
+            try:
+                yield answer, replica
+            finally:
+                self.router.ended(replica)
+                await answer.aclose()
         finally:
             self._slots.release()
 
@@ -189,21 +193,17 @@ class Upstream:
         headers: dict[str, str],
         version: PolicyVersion | None,
         key: Callable[[], str],
-        held: AsyncExitStack,
     ) -> tuple[ServerAnswer, Replica]:
+        """An answer that may be shown, and the replica that gives it, which counts as busy with it."""
         tried: list[Replica] = []
         failures = 0
         deadline = time.monotonic() + self._patience
         while True:
             life = await self._life()
             replica = await self._next(version, key, tried, deadline)
-            call = AsyncExitStack()
             try:
-                call.enter_context(self.router.busy(replica))
-                sent = self._transport.post(replica.base_url, path, content, self._headers(headers, replica))
-                answer = await self._begun(await call.enter_async_context(sent), replica)
+                answer = await self._attempt(replica, path, content, headers)
             except HttpError as down:
-                await call.aclose()
                 refused = down.kind in ("connect", "connect_timeout")
                 failures += not refused
                 if failures < ATTEMPTS and await self._came_back(life):
@@ -215,21 +215,39 @@ class Upstream:
                     raise _down(replica, str(down)) from down
                 self.repeated[replica.name] += 1
                 logger.info("a call goes elsewhere: %s failed it (%s)", replica.name, down)
-            except BaseException:
-                await call.aclose()
-                raise
-            else:
-                failures += answer.status == 404
-                if answer.status == 404 and failures < ATTEMPTS and await self._came_back(life):
-                    await call.aclose()  # it had lost the version, and has it again
-                    continue
-                if answer.status == 404 and failures < ATTEMPTS and self._should_serve(replica, version):
-                    await call.aclose()
-                    self.router.suspect(replica, f"it does not know {version}, which it should serve")
-                    self.repeated[replica.name] += 1
-                    continue
-                held.push_async_exit(call)
+                continue
+            failures += answer.status == 404
+            if answer.status != 404 or failures >= ATTEMPTS:
                 return answer, replica
+            should = self._should_serve(replica, version)
+            if not should and not await self._came_back(life):
+                return answer, replica
+            self.router.ended(replica)
+            await answer.aclose()
+            self.repeated[replica.name] += 1
+            if should:  # otherwise it had lost the version, and has it again
+                self.router.suspect(replica, f"it does not know {version}, which it should serve")
+
+    async def _attempt(
+        self, replica: Replica, path: str, content: bytes, headers: dict[str, str]
+    ) -> ServerAnswer:
+        """One replica's answer, as far along as it must be; the replica counts as busy with it.
+
+        Raises:
+            HttpError: there is none.
+        """
+        self.router.began(replica)
+        answer: ServerAnswer | None = None
+        try:
+            answer = await self._transport.post(
+                replica.base_url, path, content, self._headers(headers, replica)
+            )
+            return await self._begun(answer, replica)
+        except BaseException:
+            self.router.ended(replica)
+            if answer is not None:
+                await answer.aclose()
+            raise
 
     def _should_serve(self, replica: Replica, version: PolicyVersion | None) -> bool:
         """Whether somebody watches over a replica who says that it serves a version."""
@@ -237,6 +255,8 @@ class Upstream:
 
     async def _life(self) -> int:
         """The life of the server that a call goes to; waits while it is restarted."""
+        if self._server is ALWAYS:
+            return 0
         self.queued += 1
         try:
             return await self._server.aready()
