@@ -202,7 +202,9 @@ def server_of(
 def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Record:
     """Everything, one after the other."""
     record = Record(chosen.out)
-    record.note(load_before=os.getloadavg()[0], gpus=gpus(), arguments=sys.argv[1:], tokens=sizes.tokens)
+    record.note(
+        load_before=os.getloadavg()[0], gpus=gpus(), engine_arguments=chosen.engine_arg, tokens=sizes.tokens
+    )
     started = time.perf_counter()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -213,6 +215,8 @@ def measure(chosen: argparse.Namespace, sizes: Sizes, console: Console) -> Recor
             chosen.python = profiling.python
         load = stack.enter_context(Load(sizes.processes))
         server = stack.enter_context(server_of(chosen, directory, runner, console.print))
+        if chosen.title:
+            server.facts["model"] = chosen.title
         record.note(**{"merged_server" if chosen.merged else "server": server.facts})
         record.note(encoding=encoding(server.root))
         console.print(f"ready: {server.facts} {record.facts['encoding']}")
@@ -271,6 +275,7 @@ def profile(server: Server, load: Load, sizes: Sizes, profiling: Profiling, cons
 def parsed(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", help="directory of the base model")
+    parser.add_argument("--title", help="the model's name in the tables; default: the directory's")
     parser.add_argument("--python", type=Path, help="interpreter of another environment that has vLLM")
     parser.add_argument("--url", help="a server that runs already, ending in /v1")
     parser.add_argument("--served", nargs="+", default=[], help="its names of the base model and an adapter")
