@@ -11,6 +11,11 @@ from art_core.inference.vllm_faults import CAUSES, KILLED, LONGEST_LINE, find_fa
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
 
 SEEN = {
+    "the KV cache does not fit into main memory": (
+        "(Worker pid=29252) ERROR 11-29 21:10:49 [multiproc_executor.py:1063] ValueError: Available memory on node "
+        "0 (17.96/23.54 GiB) on kv cache allocation is less than requested memory for kv (4000.0 GiB). Decrease "
+        "--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by other processes."
+    ),
     "an unknown parser": "KeyError: 'invalid tool call parser: nosuch (chose from { apertus,hermes,mistral })'",
     "max_model_len is more than the model was made for": (
         "  Value error, User-specified max_model_len (100000) is greater than the derived max_model_len "
@@ -45,10 +50,6 @@ KNOWN = {
     "others hold the GPU's memory": (
         "ValueError: Free memory on device cuda:0 (9.1/79.3 GiB) on startup is less than desired GPU memory "
         "utilization (0.9, 71.4 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes."
-    ),
-    "the KV cache does not fit into main memory": (
-        "ValueError: Available memory on node 0 (7.1/8.0 GiB) on kv cache allocation is less than requested "
-        "memory for kv (40.0/40.0 GiB). Reduce CPU memory used by other processes."
     ),
     "the KV cache is too small for one request": (
         "ValueError: To serve at least one request with the model's max seq len (8192), (0.75 GiB KV cache is "
