@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from art_core.inference.gateway_log import CLIENT_GONE, Completion, CompletionLog
 from art_core.inference.gateway_upstream import Upstream
+from art_core.packed import FIELD as PACKED_FIELD
 from art_core.types import PolicyVersion
 
 VERSIONS_KEPT = 16
@@ -143,8 +144,17 @@ def token_counts(body: Mapping[str, Any]) -> Mapping[str, int]:
     if isinstance(usage, Mapping):
         given = cast(Mapping[str, Any], usage)
         return {k: n for k in ("prompt_tokens", "completion_tokens") if type(n := given.get(k)) is int}
+    packed: Any = body.get(PACKED_FIELD)
+    if packed:
+        sampled = sum(_packed_count(choice["ids"]) for choice in packed["choices"])
+        return {"prompt_tokens": _packed_count(packed["prompt"]), "completion_tokens": sampled}
     sampled = sum(len(choice.get("token_ids") or ()) for choice in body.get("choices") or ())
     return {"prompt_tokens": len(body.get("prompt_token_ids") or ()), "completion_tokens": sampled}
+
+
+def _packed_count(base64: str) -> int:
+    """How many int32 are written so."""
+    return (len(base64) * 3 // 4 - base64[-2:].count("=")) // 4
 
 
 def _kind(completion: Completion, replica: str | None) -> str:

@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
@@ -126,27 +125,35 @@ class Proxy:
             keep: where the completion goes in place of the log.
             rollout_id: the rollout that it is part of, where that is known; its calls go to one replica.
         """
-        request = Request(scope, receive)
-        try:
-            raw = await request.body()
-        except ClientDisconnect:
+        raw = await _body(receive)
+        if raw is None:
             return
+        headers = {k.decode("latin-1"): v.decode("latin-1") for k, v in scope["headers"]}
         try:
-            exchange = _Exchange(self, path, raw, request.headers, send, keep, rollout_id)
+            exchange = _Exchange(self, path, raw, headers, send, keep, rollout_id)
         except RefusalError as refusal:
             await send_refusal(send, refusal)
             return
-        work = asyncio.ensure_future(exchange.run())
+        loop, work = asyncio.get_running_loop(), asyncio.current_task()
+        assert work is not None
+        late: list[asyncio.TimerHandle] = []
+
+        def leave(_: "asyncio.Future[None]") -> None:
+            late.append(loop.call_later(FINISH_SECONDS if exchange.structured else 0, work.cancel))
+
         gone = asyncio.ensure_future(_gone(receive))
+        gone.add_done_callback(leave)
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not work.done() and exchange.structured:
-                await asyncio.wait({work}, timeout=FINISH_SECONDS)
+            await exchange.run()
+        except asyncio.CancelledError:
+            if not late:
+                raise  # not the client left: the gateway is being closed
+            work.uncancel()
         finally:
+            gone.remove_done_callback(leave)
             gone.cancel()
-            work.cancel()  # does nothing when it is done
-        with suppress(asyncio.CancelledError):
-            await work
+            for timer in late:
+                timer.cancel()
 
     @property
     def upstream(self) -> Upstream:
@@ -218,7 +225,7 @@ class _Exchange:
             wire = call.body | request_extras(call.body)
             if "model" in wire:
                 wire["model"] = name
-            content = json.dumps(wire, separators=(",", ":")).encode()
+            content = _json(wire)
             headers = self._headers
             if self._asked.may_be_packed and not self._asked.packed:
                 headers = {**headers, TOKENS_HEADER: PACKED}
@@ -236,6 +243,16 @@ class _Exchange:
 
     # -- whole answers -----------------------------------------------------------------------------
 
+    @property
+    def _transparent(self) -> bool:
+        """Whether the client records the call, and has asked for all that we would: it gets what came."""
+        return (
+            self._keep is None
+            and self._recorded_by_client is not None
+            and self._asked.logprobs
+            and self._asked.token_ids
+        )
+
     async def _whole(self, response: ServerAnswer) -> Callable[[], Awaitable[None]]:
         try:
             raw = await response.read()
@@ -252,7 +269,7 @@ class _Exchange:
                 error = f"the server's answer is not a JSON object: {raw[:200].decode(errors='replace')}"
             else:
                 self._call.usage = token_counts(body)
-                shown = self._shown(body)
+                shown = raw if self._transparent else self._shown(body)
         await self._keep_completion(raw, error)
         headers = self._response_headers(response)
         return lambda: send_whole(self._send, response.status, shown, headers)
@@ -260,7 +277,7 @@ class _Exchange:
     def _shown(self, body: dict[str, Any]) -> bytes:
         shown = strip(body, self._asked)
         shown["system_fingerprint"] = self._call.key
-        return json.dumps(shown, separators=(",", ":")).encode()
+        return _json(shown)
 
     # -- streams -----------------------------------------------------------------------------------
 
@@ -338,7 +355,7 @@ class _Exchange:
         if not self._asked.token_ids and says_nothing(shown):
             return None
         shown["system_fingerprint"] = self._call.key
-        return as_event(json.dumps(shown, separators=(",", ":")).encode())
+        return as_event(_json(shown))
 
     async def _keep_stream(self, assembler: StreamAssembler, problems: list[str]) -> None:
         body = assembler.body()
@@ -369,6 +386,14 @@ class _Exchange:
         return headers
 
 
+# Made once: `json.dumps` makes an encoder at every call that is not at its defaults.
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
+
+def _json(value: Any) -> bytes:
+    return _ENCODER.encode(value).encode()
+
+
 def _object(raw: bytes, read: Callable[[bytes], Any] = read_json) -> dict[str, Any]:
     body = read(raw)
     if not isinstance(body, dict):
@@ -385,6 +410,16 @@ def _parsed(raw: bytes) -> dict[str, Any]:
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole request; None when its client left before it was there."""
+    pieces: list[bytes] = []
+    while (message := await receive())["type"] == "http.request":
+        pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+    return None
 
 
 async def _gone(receive: Receive) -> None:
