@@ -134,3 +134,20 @@ def test_coefficients_go_on_from_a_checkpoint(model: Path, tmp_path: Path):
     assert first.coefficients.entropy == pytest.approx(0.025)
     reports = [t.train([games(1.0, 0.0)]).metrics for t in (first, second)]
     assert {**reports[0], "seconds": 0} == {**reports[1], "seconds": 0}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "gspo"},
+        {"mismatch_level": "sequence"},
+        {"loss": "gspo", "mismatch_level": "sequence", "kl_coef": 0.1},
+    ],
+)
+def test_progress_counts_the_passes_that_are_read_ahead(model: Path, options: dict[str, object]):
+    groups = [games(1.0, 0.0), games(0.0, 1.0, 1.0), games(1.0, 0.5, 0.0, 0.0)]
+    config = TrainConfig(**{"groups_per_update": 1, "epochs": 2, "token_budget": 16, **options})
+    done: list[tuple[int, int]] = []
+    Trainer(load(model), config).train(groups, progress=lambda *at: done.append(at))
+    assert [at for at, _ in done] == list(range(1, len(done) + 1))
+    assert {total for _, total in done} == {len(done)}
