@@ -4,8 +4,9 @@ Invariant: between `lend` and `take_back` vLLM holds next to no GPU memory, is n
 requests; after `take_back` every version answers as it did before, or the record says what was done about it.
 
 `lend`: clients are held, the canaries read, what is in flight ends, the server sleeps. `take_back`: the
-server wakes and the canaries are read again. An adapter that changed is loaded again from its files, which
-takes a moment; if that does not help, or the base model changed, the server is restarted.
+server wakes, its adapters are loaded again from their files, which takes a moment, and the canaries are read
+again. Where one differs, the server is restarted. (Adapters do not survive sleep: on an H200 with vLLM 0.26
+their logprobs were off by 1.1 after each one, those of the base model by nothing.)
 """
 
 import asyncio
@@ -100,19 +101,12 @@ class SharedGpu:
             return
         await asyncio.to_thread(free_cached_memory)
         life = await do(self._cycle.wake)
+        await self._reload(do)
         changed = await self._changes(do)
-        if not changed:
-            return
-        said = "after sleeping, vLLM did not answer as before: " + ", ".join(map(str, changed))
-        data = {"differences": {c.version.name: c.difference for c in changed}, "tolerance": TOLERANCE}
-        if all(change.version != self._base() for change in changed):
-            await self._reload(do, [change.version for change in changed])
-            changed = await self._changes(do)
-            if not changed:
-                _report(tell, f"{said}; loading the adapters again mended it", data | {"remedy": "reload"})
-                return
-        _report(tell, f"{said}; vLLM is restarted", data | {"remedy": "restart"})
-        await self._restart(do, life)
+        if changed:
+            said = ", ".join(map(str, changed))
+            _report(tell, f"after sleeping, vLLM did not answer as before and is restarted: {said}", changed)
+            await self._restart(do, life)
 
     def release(self) -> None:
         """Let clients send requests again."""
@@ -131,11 +125,14 @@ class SharedGpu:
         await do(look)
         return found
 
-    async def _reload(self, do: Acting, versions: list[PolicyVersion]) -> None:
+    async def _reload(self, do: Acting) -> None:
+        """Load every adapter from its files: what sleep has made of those in memory, nobody knows."""
+        adapters = {v: path for v in self._versions.served() if (path := self._versions.adapter_dir(v))}
+        if not adapters:
+            return
+
         async def again(server: VLLMProcess) -> None:
-            for version in versions:
-                adapter_dir = self._versions.adapter_dir(version)
-                assert adapter_dir is not None, "only the base model has none"
+            for version, adapter_dir in adapters.items():
                 await server.unload(version.name)
                 await server.load(version.name, adapter_dir)
             # Whoever does not ask us before sending may have been answered: nothing of that may be reused.
@@ -150,6 +147,7 @@ class SharedGpu:
         await self._lives.alost(life)
 
 
-def _report(tell: EventListener, message: str, data: dict[str, Any]) -> None:
+def _report(tell: EventListener, message: str, changed: list[Change]) -> None:
     logger.warning("%s", message)
-    tell(EngineEvent("sleep_changed_answers", message, data))
+    differences = {change.version.name: change.difference for change in changed}
+    tell(EngineEvent("sleep_changed_answers", message, {"differences": differences, "tolerance": TOLERANCE}))

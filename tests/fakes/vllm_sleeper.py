@@ -26,7 +26,7 @@ class SleepingVLLM(FakeVLLM):
 
     Args:
         names: of the base model.
-        fault: ``adapters``: they are lost by sleep, once; ``adapters-for-good``: even when loaded again;
+        fault: ``adapters``: they are lost by sleep; ``adapters-for-good``: even when loaded again;
             ``base``: so is the base model; ``wake-dies``: it dies when it is woken;
             ``refuses``: to sleep; ``no-reload``: it cannot read new weights; ``reload-dies``: it dies
             over it.
@@ -140,8 +140,6 @@ class SleepingVLLM(FakeVLLM):
             self.asleep = True
             if self.fault.startswith("adapters"):
                 self.damaged |= set(self.adapters)
-            if self.fault == "adapters" and self.adapters:
-                self.fault = ""
             if self.fault == "base":
                 self.damaged |= {"base"}
             return 200, b"{}"

@@ -11,8 +11,9 @@ from fakes.vllm_interpreter import fake_interpreter
 from fakes.vllm_sleeper import MAIN, fingerprint
 from helpers.tiny import tiny_model
 
-from art_core import LocalBackend, TrainableModel
-from art_core.errors import EngineError
+from art_core import LocalBackend, ParallelConfig, TrainableModel
+from art_core.config import EngineConfig
+from art_core.errors import ConfigError, EngineError
 from art_core.inference.merging import merge
 from art_core.store import Store
 from art_core.types import PolicyVersion
@@ -73,17 +74,16 @@ def test_training_in_turns_puts_vllm_to_sleep_and_publishes_to_one_that_is_awake
     assert events(tmp_path / "art") == []
 
 
-def test_an_adapter_that_sleep_lost_is_told_in_the_record(
+def test_answers_that_sleep_has_changed_are_told_in_the_record(
     train_here: Callable[..., TrainableModel], tmp_path: Path
 ):
     """C42."""
-    model = train_here("adapters", colocate=True)
+    model = train_here("adapters-for-good", colocate=True)
     for _ in range(2):  # the first time there is no adapter to lose
         model.sft(LESSON, steps=1, learning_rate=1e-2)
-    (event,) = events(tmp_path / "art")
-    assert event.kind == "sleep_changed_answers"
-    assert event.data["remedy"] == "reload"
-    assert "agent@1" in event.message
+    assert model.endpoint.current_version().number == 2
+    assert [e.kind for e in events(tmp_path / "art")] == ["sleep_changed_answers", "engine_restarted"]
+    assert "agent@1" in events(tmp_path / "art")[0].message
 
 
 def test_merged_versions_are_the_trained_weights_and_go_on_after_a_restart_of_ours(
@@ -116,6 +116,15 @@ def test_merged_versions_are_the_trained_weights_and_go_on_after_a_restart_of_ou
     with again:
         assert again.endpoint.current_version().number == 2
         assert says(again) == expected
+
+
+def test_turns_with_trainer_processes_are_refused_before_anything_starts(tmp_path: Path):
+    backend = LocalBackend(
+        root=tmp_path, engine=EngineConfig(kind="vllm", colocate=True), parallel=ParallelConfig(processes=1)
+    )
+    model = TrainableModel(base_model="org/m", name="agent", project="p")
+    with pytest.raises(ConfigError, match=r"colocate=True with trainer processes"):
+        model.register(backend)
 
 
 def _acts(engine: Any) -> list[str]:

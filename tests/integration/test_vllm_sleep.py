@@ -17,7 +17,7 @@ from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.engine import EngineEvent
 from art_core.inference.vllm import VLLMEngine
-from art_core.inference.vllm_sleep import Reading
+from art_core.inference.vllm_sleep import Reading, SleepCycle
 from art_core.types import PolicyVersion
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
@@ -95,6 +95,9 @@ async def test_it_pauses_sleeps_wakes_is_checked_and_only_then_takes_requests(
             "pause",
             "sleep 0 running",
             "wake",
+            "unload agent@1",
+            "load agent@1",
+            "reset_prefix_cache",
             "canary agent@0",
             "canary agent@1",
             "load agent@2",
@@ -121,27 +124,18 @@ async def test_what_is_in_flight_ends_before_it_sleeps(colocated: Callable[..., 
         assert {a["model"] for a in await asyncio.gather(*answers)} == {"agent@1"}
 
 
-async def test_an_adapter_that_sleep_changed_is_noticed_and_loaded_again(colocated: Callable[..., Any]):
+async def test_adapters_that_sleep_has_changed_are_what_they_were(colocated: Callable[..., Any]):
     """C42."""
     async with colocated("adapters") as it:
-        await it.vllm.pause()
-        await it.vllm.resume()
-        after = (await it.acts())[-7:]
-        assert after == [
-            "canary agent@1",
-            "unload agent@1",
-            "load agent@1",
-            "reset_prefix_cache",
-            "canary agent@0",
-            "canary agent@1",
-            "resume",
-        ]
-        (event,) = it.events
-        assert event.kind == "sleep_changed_answers"
-        assert event.data["remedy"] == "reload"
-        assert event.data["differences"]["agent@1"] > event.data["tolerance"]
-        assert "agent@1 (by" in event.message
-        assert it.vllm.versions() == (BASE, V1)
+        server = it.vllm._keeper.running()
+        cycle = SleepCycle(EngineConfig())
+        before = await cycle.read(server, V1)
+        for _ in range(3):
+            await it.vllm.pause()
+            await it.vllm.resume()
+            assert (await cycle.read(server, V1)).difference(before) == 0
+            assert it.vllm.versions() == (BASE, V1)
+        assert it.events == []
 
 
 @pytest.mark.parametrize("fault", ["adapters-for-good", "base"])
@@ -155,7 +149,10 @@ async def test_what_loading_again_does_not_mend_is_restarted_with_every_version(
         await it.vllm.resume()
         assert it.vllm.log_path != first, "a new life has a log of its own"
         assert [e.kind for e in it.events] == ["sleep_changed_answers", "engine_restarted"]
-        assert it.events[0].data["remedy"] == "restart"
+        differences, tolerance = it.events[0].data["differences"], it.events[0].data["tolerance"]
+        assert set(differences) == {V1.name} if fault.startswith("adapters") else BASE.name in differences
+        assert all(difference > tolerance for difference in differences.values())
+        assert "(by" in it.events[0].message
         assert it.vllm.versions() == (BASE, V1)
         assert await it.acts() == ["load agent@1", "resume"]
         assert (await it.chat(V1))["model"] == "agent@1"
