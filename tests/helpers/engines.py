@@ -210,12 +210,17 @@ class EngineUnderTest:
 
     def request(self, script: Script, **more: Any) -> dict[str, Any]:
         """A request that is answered with a script's reply."""
-        body = {"model": self.model, **script.request, "max_tokens": 256, **more}
+        asked = parrot.spoken_to(self.family, script)
+        body = {"model": self.model, **asked.request, "max_tokens": 256, **more}
         if script is FREE:
-            body |= {"temperature": 1, **more}
+            body |= {"temperature": 1, "ignore_eos": True, **more}
         elif not self.scripted:
             body["structured_outputs"] = {"choice": [script.reply]}
         return body
+
+    def prompt(self, script: Script) -> list[int]:
+        """What a script's prompt must be: its ids by transformers alone."""
+        return parrot.render(self.tokenizer, parrot.spoken_to(self.family, script))
 
     def post(self, body: Mapping[str, Any], *, timeout: float = 120) -> httpx.Response:
         """Ask, and wait for the whole answer."""

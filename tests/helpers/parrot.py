@@ -2,8 +2,8 @@
 
 Its architecture, tokenizer and chat template are real (Qwen2.5's and Qwen3's from their packages, or the
 tiny ones of `helpers.tiny`), and greedy decoding of a script's messages gives the script's reply, token by
-token, in every engine that computes the model correctly. Asked to `FREE`, it draws words evenly and never
-stops by itself.
+token, in every engine that computes the model correctly. Asked to `FREE`, it draws words evenly, one after
+the other, and hardly ever stops by itself.
 
 The model is trained on the tokens that occur only, which takes seconds, and then gets the rows of the whole
 vocabulary. It is kept beside the other models, under a name that changes with everything it depends on.
@@ -15,7 +15,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ ADD: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "add",
+        "description": "The next number.",
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     },
 }
@@ -127,9 +128,16 @@ FREE = Script(user("Speak freely."), "")
 """Whose answer is any words, for ever."""
 
 
+def spoken_to(family: Family | None, script: Script) -> Script:
+    """A script as a family's users ask for it: a model that thinks is told where it shall not."""
+    if family == "qwen3" and script not in THINKING:
+        return replace(script, template={"enable_thinking": False})
+    return script
+
+
 def scripts(family: Family) -> tuple[Script, ...]:
     """What a family's model has learnt."""
-    return PLAIN + THINKING if family == "qwen3" else PLAIN
+    return tuple(spoken_to(family, s) for s in (PLAIN + THINKING if family == "qwen3" else PLAIN))
 
 
 def parrot_tokenizer(family: Family) -> Any:
@@ -194,7 +202,7 @@ def parrot(family: Family) -> Path:
 def _make(family: Family, into: Path) -> None:
     tokenizer = parrot_tokenizer(family)
     lines = [(render(tokenizer, s), reply_ids(tokenizer, s)) for s in scripts(family)]
-    free = render(tokenizer, FREE)
+    free = render(tokenizer, spoken_to(family, FREE))
     used = sorted({i for prompt, reply in lines for i in (*prompt, *reply)} | set(free))
     words = [i for i in used if tokenizer.decode([i]).strip().isalpha()][:FREE_WORDS]
     model = _learn(family, lines, free, words, used, len(tokenizer))

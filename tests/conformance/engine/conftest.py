@@ -9,11 +9,13 @@ What an engine lacks is said in `helpers.engines.LACKS`, with the reason; its te
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers import engines
 from helpers.engines import EngineUnderTest
 
+HERE = Path(__file__).parent
 DEFAULT = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake")
 ABOUT_SCHEDULING = ("test_load", "test_sampling", "test_refusals", "test_versions")
 """Modules whose subject no template touches: by default one embedded engine is enough for them."""
@@ -25,6 +27,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         spared = templates if metafunc.module.__name__.endswith(ABOUT_SCHEDULING) else []
         chosen = metafunc.config.getoption("--engine") or [name for name in DEFAULT if name not in spared]
         metafunc.parametrize("engine", chosen, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "[vllm" in item.name and HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(1200))  # its start counts
 
 
 @pytest.fixture(scope="session")

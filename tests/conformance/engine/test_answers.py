@@ -97,7 +97,7 @@ def test_no_piece_of_a_stream_ends_inside_a_character(engine: EngineUnderTest) -
 def test_openais_client_reads_answers_and_streams(engine: EngineUnderTest) -> None:
     with OpenAI(base_url=engine.base_url, api_key="none", max_retries=0) as client:
         asked: dict[str, Any] = engine.request(HELLO)
-        extra = {k: asked.pop(k) for k in ("structured_outputs",) if k in asked}
+        extra = {k: asked.pop(k) for k in ("structured_outputs", "chat_template_kwargs") if k in asked}
         answer = client.chat.completions.create(**asked, extra_body=extra)
         assert answer.choices[0].message.content == HELLO.reply
         with client.chat.completions.create(**asked, stream=True, extra_body=extra) as stream:

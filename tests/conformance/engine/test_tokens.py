@@ -56,7 +56,7 @@ def test_the_prompt_is_what_the_models_own_template_renders(engine: EngineUnderT
     prepare(engine, script)
     engine.need("known ids")
     answer = engine.ask(script, return_token_ids=True, max_tokens=1)
-    assert answer["prompt_token_ids"] == parrot.render(engine.tokenizer, script)
+    assert answer["prompt_token_ids"] == engine.prompt(script)
     assert answer["usage"]["prompt_tokens"] == len(answer["prompt_token_ids"])
 
 
@@ -71,7 +71,7 @@ def test_the_template_drops_earlier_thoughts_and_the_server_follows_it(engine: E
         ]
     asked = Script((*messages, {"role": "user", "content": "and now?"}), "")
     prompt = engine.ask(asked, return_token_ids=True, max_tokens=1)["prompt_token_ids"]
-    assert prompt == parrot.render(engine.tokenizer, asked)
+    assert prompt == engine.prompt(asked)
     assert "thought 0" not in engine.tokenizer.decode(prompt)
 
 
@@ -87,7 +87,7 @@ def test_how_a_client_spells_arguments_does_not_change_the_prompt(engine: Engine
     spelled = json.loads(json.dumps(AFTER_RESULT.messages))
     spelled[1]["tool_calls"][0]["function"]["arguments"] = '{"city":"Paris"}'
     body = engine.request(AFTER_RESULT, messages=spelled, return_token_ids=True, max_tokens=1)
-    assert engine.post(body).json()["prompt_token_ids"] == parrot.render(engine.tokenizer, AFTER_RESULT)
+    assert engine.post(body).json()["prompt_token_ids"] == engine.prompt(AFTER_RESULT)
 
 
 def test_tokens_and_logprobs_come_only_when_asked_for(engine: EngineUnderTest) -> None:
