@@ -11,6 +11,7 @@ from art_core.inference.vllm_faults import CAUSES, KILLED, LONGEST_LINE, find_fa
 DOCS = Path(__file__).parents[2] / "docs" / "vllm.md"
 
 SEEN = {
+    "the port is taken": "OSError: [Errno 98] Address already in use",
     "the KV cache does not fit into main memory": (
         "(Worker pid=29252) ERROR 11-29 21:10:49 [multiproc_executor.py:1063] ValueError: Available memory on node "
         "0 (17.96/23.54 GiB) on kv cache allocation is less than requested memory for kv (4000.0 GiB). Decrease "
@@ -45,7 +46,6 @@ SEEN = {
 """Provoked with vLLM 0.32 on a CPU; these are its own lines."""
 
 KNOWN = {
-    "the port is taken": "OSError: [Errno 98] Address already in use",
     "the disk is full": "OSError: [Errno 28] No space left on device: '/root/.cache/vllm/torch_compile_cache'",
     "others hold the GPU's memory": (
         "ValueError: Free memory on device cuda:0 (9.1/79.3 GiB) on startup is less than desired GPU memory "
