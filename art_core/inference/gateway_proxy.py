@@ -49,6 +49,9 @@ REPLICA_HEADER = "x-art-replica"
 HEAD_SECONDS = 0.005
 """How long the head of a stream waits for its first chunk."""
 
+LAST_BYTES = 65536
+"""How much of the end of a stream is looked at for its token counts, where nothing else of it is."""
+
 FINISH_SECONDS = 30.0
 """How long a structured stream is read to its end for the record after its client has left."""
 
@@ -202,7 +205,7 @@ class _Exchange:
         a whole completion that breaks the schema is a good negative sample.
         """
         wanted: Any = self._call.body.get("response_format")
-        return self._asked.stream and isinstance(wanted, dict)
+        return self._asked.stream and isinstance(wanted, dict) and not self._transparent
 
     async def run(self) -> None:
         try:
@@ -283,6 +286,7 @@ class _Exchange:
 
     async def _streamed(self, response: ServerAnswer) -> Callable[[], Awaitable[None]]:
         outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        pump = self._pass_on if self._transparent else self._pump
         head = {
             "type": "http.response.start",
             "status": 200,
@@ -290,7 +294,7 @@ class _Exchange:
         }
         writing = asyncio.ensure_future(_write(self._send, head, outbox))
         try:
-            whole = await self._pump(response, outbox)
+            whole = await pump(response, outbox)
         except BaseException:
             writing.cancel()
             raise
@@ -330,6 +334,27 @@ class _Exchange:
                 outbox.put_nowait(splitter.rest)
             if not self._kept:
                 await self._keep_stream(assembler, problems)
+        return True
+
+    async def _pass_on(self, response: ServerAnswer, outbox: "asyncio.Queue[bytes | None]") -> bool:
+        """Move bytes as they come, for a client that reads and records all of them itself."""
+        last, problem = b"", "the stream ended before its end"
+        try:
+            async for data in response.pieces():
+                self._call.mark_first_byte()
+                outbox.put_nowait(data)
+                last = (last + data)[-LAST_BYTES:]
+        except HttpError as cut:
+            problem = f"the server cut the stream ({cut})"
+            return False
+        except asyncio.CancelledError:
+            problem = CLIENT_GONE
+            raise
+        finally:
+            events = [data for event in EventSplitter().feed(last) if (data := event_data(event))]
+            if whole := events[-1:] == [DONE]:
+                self._call.usage = _last_usage(events)
+            await self._keep_completion(b"", None if whole else problem)
         return True
 
     async def _event(self, event: bytes, assembler: StreamAssembler, problems: list[str]) -> bytes | None:
@@ -384,6 +409,19 @@ class _Exchange:
         if self._call.replica is not None:
             headers[REPLICA_HEADER] = self._call.replica
         return headers
+
+
+def _last_usage(events: list[bytes]) -> Mapping[str, int]:
+    """The token counts of a stream, from one of its last events; empty where it has none."""
+    for data in reversed(events):
+        if b'"usage"' in data:
+            try:
+                counts = token_counts(_object(data))
+            except ValueError:  # the beginning of this one was cut off
+                return {}
+            if counts.get("completion_tokens"):
+                return counts
+    return {}
 
 
 # Made once: `json.dumps` makes an encoder at every call that is not at its defaults.

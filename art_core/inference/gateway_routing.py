@@ -94,6 +94,9 @@ class Router:
             key: makes the routing key; called only where there is a choice.
             tried: replicas that have failed this call already.
         """
+        if len(self.replicas) == 1:  # there is no choice, and this is done for every call
+            (only,) = self.replicas
+            return only if only.state is ReplicaState.UP and only not in tried else None
         if not any(replica.serves(version) for replica in self.replicas):
             version = None  # whoever is asked says that it does not know it
         able = [

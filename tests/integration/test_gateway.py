@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -651,6 +652,29 @@ def test_metrics_count_requests_tokens_and_errors(fake: FakeVLLM, gateway: Gatew
     assert got["art_gateway_replica_up", "0"] == 1
     assert got["art_gateway_requests_in_flight", "0"] == 0
     assert got["art_gateway_completions_kept", ""] == 3
+
+
+def test_a_stream_to_a_client_that_records_it_is_passed_on_as_it_comes(
+    fake: FakeVLLM, gateway: Gateway
+) -> None:
+    asked = {
+        "model": "m@3", "messages": HI, "stream": True, "stream_options": {"include_usage": True},
+        "logprobs": True, "return_token_ids": True,
+    }  # fmt: skip
+    got = [
+        httpx.post(f"{url}/chat/completions", json=asked, headers={ROLLOUT_HEADER: "t-1"})
+        for url in (fake.base_url, gateway.base_url)
+    ]
+    direct, passed = (re.sub(r'"(id|created)": [^,]+', "", answer.text) for answer in got)
+    assert passed == direct
+    counts = metrics_of(gateway)
+    assert counts["art_gateway_completion_tokens_total", "0,m@3"] == len(completion_ids("hello there"))
+    assert ("art_gateway_errors_total", "unreadable,m@3") not in counts
+    fake.fail(1.0, ["cut_stream"])
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.post(f"{gateway.base_url}/chat/completions", json=asked, headers={ROLLOUT_HEADER: "t-1"})
+    assert metrics_of(gateway)["art_gateway_errors_total", "unreadable,m@3"] == 1
+    assert len(gateway.completions) == 0
 
 
 def test_metrics_of_a_dead_server_and_of_a_client_that_left(fake: FakeVLLM) -> None:
