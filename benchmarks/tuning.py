@@ -129,15 +129,7 @@ def summary(run: Run) -> dict[str, Any]:
     found: dict[str, Any] = {"variant": run.variant, "seed": run.seed, "exit": run.process.returncode}
     if result is None:
         return {**found, "log": (run.out / "log.txt").read_text(errors="replace")[-2000:]}
-    finished = result["evaluations"][-1]["name"] == "trained"
-    after = result["evaluations"][-1] if finished else None
-    return {
-        **found,
-        "seconds": result["seconds"],
-        "before": result["evaluations"][-2 if finished else -1],
-        "after": after,
-        "steps": result["steps"],
-    }
+    return found | {name: result[name] for name in ("seconds", "before", "after", "steps")}
 
 
 def table(runs: list[dict[str, Any]]) -> str:

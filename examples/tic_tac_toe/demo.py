@@ -329,7 +329,11 @@ class Demo:
         result = {
             "seed": self.options.seed,
             "seconds": seconds,
-            "options": {name: str(value) for name, value in vars(self.options).items()},
+            # What a run elsewhere would be started with: no places of this machine.
+            "model": Path(self.model.config.base_model).name,
+            "options": {
+                n: v for n, v in vars(self.options).items() if not isinstance(v, Path) and n != "model"
+            },
             **as_json(self.steps, self.evaluations),
         }
         (out / "result.json").write_text(json.dumps(result, indent=1))

@@ -205,5 +205,12 @@ def save_curves(
 
 
 def as_json(steps: Sequence[TrainingStep], evaluations: Sequence[Evaluation]) -> dict[str, object]:
-    """A run's figures as plain data."""
-    return {"steps": [asdict(s) for s in steps], "evaluations": [asdict(e) for e in evaluations]}
+    """A run's figures as plain data; ``after`` is None until the run has ended."""
+    *earlier, last = [asdict(e) for e in evaluations]
+    ended = bool(earlier) and last["name"] == "trained"
+    return {
+        "before": earlier[-1] if ended else last,
+        "after": last if ended else None,
+        "evaluations": [*earlier, last],
+        "steps": [asdict(s) for s in steps],
+    }

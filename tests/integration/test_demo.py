@@ -47,7 +47,10 @@ def test_the_demo_tells_its_whole_story_and_keeps_its_record(model: Path, tmp_pa
     """C71: no API key, no GPU, no model hub."""
     options = ("--workers", "2", "--evaluate", "greedy", "--mixed-opponents", "--decay")
     result, printed = demo(model, tmp_path, *options, "--set", "entropy_coef=0.01", "--set", "loss=dapo")
-    assert result["options"]["set"] == "['entropy_coef=0.01', 'loss=dapo']"
+    assert result["options"]["set"] == ["entropy_coef=0.01", "loss=dapo"]
+    assert result["before"] == result["evaluations"][1]
+    assert result["after"] == result["evaluations"][2]
+    assert str(tmp_path) not in json.dumps(result), "it can be published as it is"
     assert [e["name"] for e in result["evaluations"]] == ["as it comes", "warm start", "trained"]
     assert [s["step"] for s in result["steps"]] == [1, 2]
     assert all(e["games"] == 4 for e in result["evaluations"])
