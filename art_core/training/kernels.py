@@ -3,9 +3,9 @@
 Invariant: hidden states and gradients are those of transformers' modules with PEFT's adapters, to the
 precision of the type; what this module does not know, it refuses by name, and the modules run instead.
 
-Each layer is three plain functions (before attention, after attention, MLP) over a layer's weights. On
-CUDA they are compiled once for all layers, so that norms, rotary embedding, activation, adapter and residual
-become a few kernels; attention runs between them, uncompiled. Down-projections of adapters that read the
+Plain functions over a layer's weights lead from one layer's attention to the next one's. On CUDA they are
+compiled once for all layers, so that norms, rotary embedding, activation, adapter and residual become a few
+kernels; attention runs between them by itself. Down-projections of adapters that read the
 same input run as one matrix product. Adapters are held in float32 and computed in the type of the model,
 as under autocast, unless `compute` is float32.
 
@@ -26,8 +26,11 @@ from art_core.errors import ConfigError
 KNOWN_MODELS = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """Model types of transformers whose layers this module computes."""
 
-TILE = 8192
+TILE = 4096
 """Nodes whose MLP activations exist at the same time under checkpointing."""
+
+OFFLOADED_ABOVE = 2**31
+"""Bytes of layers' inputs above which checkpointing keeps them in the host's memory."""
 
 Attend = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """Queries [rows, heads, n, width], keys, values, scale -> [rows, heads, n, width]."""
@@ -174,25 +177,44 @@ def mlp(x: Tensor, layer: Layer, exact: bool) -> Tensor:
     return x + project(F.silu(gate) * up, (layer.down,), exact)[0].view(rows, n, width)
 
 
+def between_attentions(
+    x: Tensor, attended: Tensor, cos: Tensor, sin: Tensor, layer: Layer, following: Layer, exact: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """From one layer's attention to the next one's: that layer's input, queries, keys and values."""
+    x = mlp(after_attention(x, attended, layer, exact), layer, exact)
+    return x, *before_attention(x, cos, sin, following, exact)
+
+
+def after_last_attention(x: Tensor, attended: Tensor, layer: Layer, exact: bool) -> Tensor:
+    """The rest of the last layer."""
+    return mlp(after_attention(x, attended, layer, exact), layer, exact)
+
+
 @dataclass(frozen=True, slots=True)
 class LayerFunctions:
-    """The three functions of a layer, compiled or as they are."""
+    """The functions of a layer, compiled or as they are; each call has a price, so long ones are better."""
 
     before: Callable[..., tuple[Tensor, Tensor, Tensor]]
     after: Callable[..., Tensor]
     mlp: Callable[..., Tensor]
+    between: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+    last: Callable[..., Tensor]
 
 
-PLAIN = LayerFunctions(before_attention, after_attention, mlp)
+PLAIN = LayerFunctions(before_attention, after_attention, mlp, between_attentions, after_last_attention)
 _compiled: list[LayerFunctions] = []
 
 
 def compiled_functions() -> LayerFunctions:
-    """The three functions under `torch.compile`, one set for the process."""
+    """The functions under `torch.compile`, one set for the process."""
     if not _compiled:
         _compiled.append(
             LayerFunctions(
-                torch.compile(before_attention), torch.compile(after_attention), torch.compile(mlp)
+                torch.compile(before_attention),
+                torch.compile(after_attention),
+                torch.compile(mlp),
+                torch.compile(between_attentions),
+                torch.compile(after_last_attention),
             )
         )
     return _compiled[0]
@@ -237,13 +259,28 @@ class FusedDecoder:
         x = decoder.embed_tokens(token_ids).detach().requires_grad_(torch.is_grad_enabled())
         cos, sin = decoder.rotary_emb(x, position_ids=positions)
         cos, sin = cos[:, :, None], sin[:, :, None]
-        checkpointing = checkpointing and torch.is_grad_enabled()
-        for module in decoder.layers:
-            layer = layer_weights(module)
-            step = _Step(self._functions, layer, cos, sin, attend, module.self_attn.scaling, self._exact)
-            # Under checkpointing parameters are reached through `step`; the input ties it to the graph.
-            x = _Checkpointed.apply(x, step) if checkpointing else step.mlp(step.attention(x))
+        if checkpointing and torch.is_grad_enabled():
+            kept = KeptInputs(x, len(decoder.layers))
+            for module in decoder.layers:
+                layer = layer_weights(module)
+                scale = module.self_attn.scaling
+                step = _Step(self._functions, layer, cos, sin, attend, scale, self._exact)
+                # Parameters are reached through `step`; the input ties it to the graph.
+                x = _Checkpointed.apply(x, step, kept)
+        else:
+            x = self._straight(x, cos, sin, attend)
         return decoder.norm(x)
+
+    def _straight(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        """All layers, in one call from attention to attention."""
+        run, exact = self._functions, self._exact
+        layers = [layer_weights(module) for module in self._decoder.layers]
+        scales = [module.self_attn.scaling for module in self._decoder.layers]
+        q, k, v = run.before(x, cos, sin, layers[0], exact)
+        for i, layer in enumerate(layers[:-1]):
+            attended = attend(q, k, v, scales[i])
+            x, q, k, v = run.between(x, attended, cos, sin, layer, layers[i + 1], exact)
+        return run.last(x, attend(q, k, v, scales[-1]), layers[-1], exact)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,15 +311,15 @@ class _Checkpointed(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, step: _Step) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x)
+    def forward(ctx: Any, x: Tensor, step: _Step, kept: "KeptInputs") -> Tensor:  # type: ignore[override]
+        ctx.kept, ctx.number = kept, kept.put(x)
         ctx.step = step
         hidden = step.attention(x)
         return torch.cat([step.mlp(tile) for tile in hidden.split(_tile(hidden), dim=1)], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        x = ctx.kept.take(ctx.number)
         step: _Step = ctx.step
         with torch.enable_grad():
             x = x.detach().requires_grad_()
@@ -296,7 +333,65 @@ class _Checkpointed(torch.autograd.Function):
             torch.autograd.backward(out, grad_part)
             parts.append(leaf.grad)  # type: ignore[arg-type]
         torch.autograd.backward(hidden, torch.cat(parts, dim=1) if parts[1:] else parts[0])
-        return x.grad, None
+        return x.grad, None, None
+
+
+class KeptInputs:
+    """Inputs of checkpointed layers, in the host's memory when they are many.
+
+    The last layer's input is wanted first and stays. Copies run beside the computation, on a stream of their
+    own; while a layer is computed again, the one before it is on its way back.
+
+    Args:
+        like: an input.
+        count: how many there will be.
+    """
+
+    def __init__(self, like: Tensor, count: int) -> None:
+        size = like.numel() * like.element_size() * count
+        self._away = like.device.type == "cuda" and size > OFFLOADED_ABOVE
+        self._inputs: list[Tensor | None] = []
+        self._copies: dict[int, tuple[Tensor, Any]] = {}
+        self._last = count - 1
+        self._stream = torch.cuda.Stream(like.device) if self._away else None
+
+    def put(self, x: Tensor) -> int:
+        """Keep one; returns its number."""
+        number = len(self._inputs)
+        if self._stream is None or number == self._last:
+            self._inputs.append(x.detach())
+            return number
+        there = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        self._stream.wait_stream(torch.cuda.current_stream(x.device))
+        with torch.cuda.stream(self._stream):
+            there.copy_(x.detach(), non_blocking=True)
+        x.record_stream(self._stream)  # its memory is not given to others before it is copied
+        self._inputs.append(there)
+        return number
+
+    def take(self, number: int) -> Tensor:
+        """One that was kept, once."""
+        self._fetch(number)
+        self._fetch(number - 1)
+        if number in self._copies:
+            x, ready = self._copies.pop(number)
+            now = torch.cuda.current_stream(x.device)
+            now.wait_event(ready)
+            x.record_stream(now)
+        else:
+            kept = self._inputs[number]
+            assert kept is not None  # each is taken once
+            x = kept
+        self._inputs[number] = None
+        return x
+
+    def _fetch(self, number: int) -> None:
+        kept = self._inputs[number] if number >= 0 else None
+        if self._stream is None or kept is None or kept.device.type == "cuda" or number in self._copies:
+            return
+        with torch.cuda.stream(self._stream):
+            x = kept.to(self._stream.device, non_blocking=True)
+            self._copies[number] = x, self._stream.record_event()
 
 
 def _tile(hidden: Tensor) -> int:

@@ -13,6 +13,7 @@ its row sums are those of the whole softmax, as in ring attention (Liu et al. 20
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -156,9 +157,87 @@ def _sharing_keys(kernel: DenseKernel) -> DenseKernel:
     return DenseKernel(forward, backward)
 
 
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Branches that branch no further: rows one after another, each causal by itself.
+
+    Attributes:
+        bounds: where each begins, and where the last one ends  [chains + 1].
+        edges: the same on the device, as kernels take it.
+        longest: places of the longest.
+    """
+
+    bounds: list[int]
+    edges: Tensor
+    longest: int
+
+
+def chains_of(exits: Ints, device: torch.device) -> Chains | None:
+    """A forest's chains; None when some tree of it branches."""
+    bounds = [0]
+    while bounds[-1] < len(exits):
+        start = bounds[-1]
+        end = int(exits[start])
+        if (exits[start:end] != end).any():
+            return None
+        bounds.append(end)
+    edges = torch.tensor(bounds, dtype=torch.int32, device=device)
+    return Chains(bounds, edges, int(np.diff(bounds).max()))
+
+
+def _rows(t: Tensor) -> Tensor:
+    """[1, heads, n, width] as [n, heads, width]."""
+    return t[0].transpose(0, 1)
+
+
+def _flash_chains_forward(q: Tensor, k: Tensor, v: Tensor, chains: Chains, scale: float) -> Any:
+    edges, most = chains.edges, chains.longest
+    out, lse, *kept, _ = aten._flash_attention_forward(
+        _rows(q), _rows(k), _rows(v), edges, edges, most, most, 0.0, True, False, scale=scale
+    )
+    return out.transpose(0, 1)[None], lse.reshape(1, q.shape[1], q.shape[2]), (kept, lse.shape)
+
+
+def _flash_chains_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
+) -> Any:
+    (seed, offset), shape = kept
+    chains, scale = how
+    edges, most = chains.edges, chains.longest
+    found = aten._flash_attention_backward(
+        _rows(grad).contiguous(), _rows(q), _rows(k), _rows(v), _rows(out).contiguous(),
+        lse.contiguous().view(shape), edges, edges, most, most, 0.0, True, seed, offset, scale=scale,
+    )  # fmt: skip
+    return tuple(g.transpose(0, 1)[None] for g in found)
+
+
+def _cpu_chains_forward(q: Tensor, k: Tensor, v: Tensor, chains: Chains, scale: float) -> Any:
+    parts = [
+        _sharing_keys(CPU).forward(*(t[:, :, a:b] for t in (q, k, v)), True, scale)
+        for a, b in pairwise(chains.bounds)
+    ]
+    return torch.cat([p[0] for p in parts], dim=2), torch.cat([p[1] for p in parts], dim=2), ()
+
+
+def _cpu_chains_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
+) -> Any:
+    chains, scale = how
+    parts = [
+        _sharing_keys(CPU).backward(*(t[:, :, a:b] for t in (grad, q, k, v, out, lse)), kept, True, scale)
+        for a, b in pairwise(chains.bounds)
+    ]
+    return tuple(torch.cat([p[i] for p in parts], dim=2) for i in range(3))
+
+
 CUDNN = DenseKernel(_cudnn_forward, _cudnn_backward)
 FLASH = DenseKernel(_flash_forward, _flash_backward)
 CPU = DenseKernel(_cpu_forward, _cpu_backward)
+CHAINS = {
+    "cuda": DenseKernel(_flash_chains_forward, _flash_chains_backward),
+    "cpu": DenseKernel(_cpu_chains_forward, _cpu_chains_backward),
+}
+"""Kernels for `Chains` in the place of causality, by device."""
 
 CANDIDATES: dict[str, dict[str, DenseKernel]] = {
     "cuda": {
@@ -172,16 +251,21 @@ CANDIDATES: dict[str, dict[str, DenseKernel]] = {
 """By device, fastest first; the first that proves itself on a small case is used."""
 
 _chosen: dict[tuple[Any, ...], DenseKernel | None] = {}
+_chains_work: dict[tuple[Any, ...], bool] = {}
 
 
 def dense_kernel(query: Tensor, key: Tensor) -> DenseKernel | None:
     """The fastest kernel that does these shapes right; None when there is none."""
-    case = (query.device.type, query.dtype, query.shape[1], key.shape[1], query.shape[-1])
+    case = _case(query, key)
     if case not in _chosen:
         _chosen[case] = None
         for name, kernel in CANDIDATES.get(query.device.type, {}).items():
-            wrong = _wrong(kernel, query, key)
+            wrong = _wrong(kernel, None, query, key)
             if wrong is None:
+                also = _wrong(kernel, CHAINS[query.device.type], query, key)
+                if also is not None:
+                    logger.info("branches without branches are FlexAttention's: %s", also)
+                _chains_work[case] = also is None
                 logger.info("the trunks of token trees are attended to by the kernel %s", name)
                 _chosen[case] = kernel
                 break
@@ -189,9 +273,19 @@ def dense_kernel(query: Tensor, key: Tensor) -> DenseKernel | None:
     return _chosen[case]
 
 
+def _case(query: Tensor, key: Tensor) -> tuple[Any, ...]:
+    return query.device.type, query.dtype, query.shape[1], key.shape[1], query.shape[-1]
+
+
+def chains_kernel(query: Tensor, key: Tensor) -> DenseKernel | None:
+    """The kernel for `Chains` of these shapes; None when it does not do them right."""
+    dense_kernel(query, key)
+    return CHAINS[query.device.type] if _chains_work.get(_case(query, key)) else None
+
+
 @torch.no_grad()
-def _wrong(kernel: DenseKernel, query: Tensor, key: Tensor) -> str | None:
-    """What is wrong with a kernel on a small case of these heads and types; None when nothing is."""
+def _wrong(kernel: DenseKernel, chains: DenseKernel | None, query: Tensor, key: Tensor) -> str | None:
+    """What is wrong with kernels on a small case of these heads and types; None when nothing is."""
     generator = torch.Generator(query.device).manual_seed(0)
 
     def random(heads: int, places: int) -> Tensor:
@@ -210,7 +304,8 @@ def _wrong(kernel: DenseKernel, query: Tensor, key: Tensor) -> str | None:
             expected = torch.nn.functional.scaled_dot_product_attention(leaves[0], *wide, attn_mask=matrix)
             expected.backward(grad.float())
             own = [t.detach().requires_grad_() for t in (q, k, v)]
-            attend = TrunkAttention(TreeMask(exits, query.device), kernel=kernel, shortest=1)
+            mask = TreeMask(exits, query.device)
+            attend = TrunkAttention(mask, kernels=(kernel, chains), shortest=1)
             out = attend(own[0], own[1], own[2], query.shape[-1] ** -0.5)
             out.backward(grad)
     except Exception as failed:  # whatever a kernel raises, it only means that another one must do
@@ -233,7 +328,7 @@ def _wrong(kernel: DenseKernel, query: Tensor, key: Tensor) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """A root, and who sees whom behind its trunk: a `BlockMask` on CUDA, else a boolean matrix."""
+    """A root, and who sees whom behind its trunk: `Chains`, else a `BlockMask` on CUDA or a matrix."""
 
     root: Root
     behind: Any
@@ -244,15 +339,20 @@ class TrunkAttention:
 
     Args:
         mask: who sees whom.
-        kernel: for the trunks; None: `dense_kernel`'s choice.
+        kernels: for trunks and for chains; None: those that are right here.
         shortest: trunks of fewer places are left to FlexAttention; None: `SHORTEST_TRUNK`.
     """
 
     def __init__(
-        self, mask: TreeMask, *, kernel: DenseKernel | None = None, shortest: int | None = None
+        self,
+        mask: TreeMask,
+        *,
+        kernels: tuple[DenseKernel, DenseKernel | None] | None = None,
+        shortest: int | None = None,
     ) -> None:
         shortest = SHORTEST_TRUNK if shortest is None else shortest
-        self._kernel = kernel
+        self._mask = mask
+        self._kernels = kernels
         parts: list[Root] = []
         for root in roots(mask.exits):
             long = root.branch - root.start >= shortest
@@ -261,20 +361,30 @@ class TrunkAttention:
                 parts[-1] = parts[-1]._replace(end=root.end)
             else:
                 parts.append(root if long else root._replace(branch=root.start))
-        self._trees = [_Tree(part, _behind(mask, part)) for part in parts]
+        self._parts = parts
+        self._trees: list[_Tree] | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Shapes as in `attention.flex`."""
-        kernel = self._kernel or dense_kernel(query, key)
-        assert kernel is not None  # whoever chose this attention has asked `dense_kernel`
+        if self._kernels is None:
+            dense = dense_kernel(query, key)
+            assert dense is not None  # whoever chose this attention has asked
+            self._kernels = dense, chains_kernel(query, key)
+        if self._trees is None:
+            chains = self._kernels[1] is not None
+            self._trees = [_Tree(part, _behind(self._mask, part, chains)) for part in self._parts]
         needs = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-        return _Attention.apply(query, key, value, self._trees, kernel, scale, needs)
+        return _Attention.apply(query, key, value, self._trees, self._kernels, scale, needs)
 
 
-def _behind(mask: TreeMask, part: Root) -> Any:
+def _behind(mask: TreeMask, part: Root, chains: bool) -> Any:
     if part.branch == part.end:
         return None
-    own = TreeMask(mask.exits[part.branch : part.end] - part.branch, mask.device)
+    exits = mask.exits[part.branch : part.end] - part.branch
+    found = chains_of(exits, mask.device) if chains else None
+    if found is not None:
+        return found
+    own = TreeMask(exits, mask.device)
     return own.blocks() if mask.device.type == "cuda" else own.dense()
 
 
@@ -329,7 +439,11 @@ def _part_gradients(
 
 
 class _Attention(torch.autograd.Function):
-    """All trees of a row. Everything that the branches' backward needs is kept by FlexAttention's graph."""
+    """All trees of a row.
+
+    What FlexAttention's backward needs is kept by its own graph; the other kernels are given the joined
+    output and log-sum-exp.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -338,10 +452,11 @@ class _Attention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         trees: list[_Tree],
-        kernel: DenseKernel,
+        kernels: tuple[DenseKernel, DenseKernel | None],
         scale: float,
         needs: bool,
     ) -> Tensor:
+        dense, chains = kernels
         flex = _flex_with_lse if q.device.type == "cuda" else _dense_with_lse
         flex = _maybe_compiled("flex", flex, q)
         join = _maybe_compiled("join", _join, q)
@@ -350,60 +465,69 @@ class _Attention(torch.autograd.Function):
         kept: list[Any] = []
         for tree in trees:
             start, branch, end = tree.root
-            trunk = trunk_kept = inner = lse = dense_kept = None
+            trunk = inner = lse = seen_kept = own_kept = None
             if branch > start:
                 parts = [t[:, :, start:branch] for t in (q, k, v)]
-                trunk, trunk_lse, trunk_kept = kernel.forward(*parts, True, scale)
-                out[:, :, start:branch] = trunk
-                trunk = (trunk, trunk_lse)
+                found, found_lse, trunk_kept = dense.forward(*parts, True, scale)
+                out[:, :, start:branch] = found
+                trunk = found_lse, trunk_kept
             if tree.behind is not None:
-                leaves = [t[:, :, branch:end].detach().requires_grad_(needs) for t in (q, k, v)]
-                with torch.set_grad_enabled(needs):
-                    found, found_lse = flex(*leaves, tree.behind, scale)
-                inner = (leaves, found, found_lse) if needs else None
-                found, found_lse = found.detach(), found_lse.detach()
+                parts = [t[:, :, branch:end] for t in (q, k, v)]
+                if isinstance(tree.behind, Chains):
+                    assert chains is not None
+                    found, lse, own_kept = chains.forward(*parts, tree.behind, scale)
+                else:
+                    leaves = [t.detach().requires_grad_(needs) for t in parts]
+                    with torch.set_grad_enabled(needs):
+                        own, own_lse = flex(*leaves, tree.behind, scale)
+                    inner = (leaves, own, own_lse) if needs else None
+                    found, lse = own.detach(), own_lse.detach()
                 if branch > start:
-                    seen, seen_lse, dense_kept = kernel.forward(
-                        q[:, :, branch:end], k[:, :, start:branch], v[:, :, start:branch], False, scale
+                    seen, seen_lse, seen_kept = dense.forward(
+                        parts[0], k[:, :, start:branch], v[:, :, start:branch], False, scale
                     )
-                    found, lse = join(seen, seen_lse, found, found_lse)
+                    found, lse = join(seen, seen_lse, found, lse)
                 out[:, :, branch:end] = found
-            kept.append((trunk, trunk_kept, inner, lse, dense_kept) if needs else None)
+            kept.append((trunk, inner, lse, seen_kept, own_kept) if needs else None)
         if needs:
             ctx.save_for_backward(q, k, v, out)
-            ctx.kept, ctx.trees, ctx.kernel, ctx.scale = kept, trees, kernel, scale
+            ctx.kept, ctx.trees, ctx.kernels, ctx.scale = kept, trees, kernels, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         q, k, v, out = ctx.saved_tensors
-        kernel: DenseKernel = ctx.kernel
+        dense, chains = ctx.kernels
+        scale: float = ctx.scale
         share = _maybe_compiled("share", _part_gradients, q)
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         kept, ctx.kept = ctx.kept, None
         for i, tree in enumerate(ctx.trees):
             start, branch, end = tree.root
-            trunk, trunk_kept, inner, lse, dense_kept = kept[i]
+            trunk, inner, lse, seen_kept, own_kept = kept[i]
             kept[i] = None
             before, after = slice(start, branch), slice(branch, end)
             if trunk is not None:
-                parts = [t[:, :, before] for t in (q, k, v)]
-                found = kernel.backward(grad[:, :, before], *parts, *trunk, trunk_kept, True, ctx.scale)
+                parts = [t[:, :, before] for t in (q, k, v, out)]
+                found = dense.backward(grad[:, :, before], *parts, *trunk, True, scale)
                 for whole, part in zip((dq, dk, dv), found, strict=True):
                     whole[:, :, before] = part
-            if inner is None:
+            if tree.behind is None:
                 continue
-            leaves, own, own_lse = inner
-            if lse is None:
-                found = torch.autograd.grad(own, leaves, grad[:, :, after])
+            by, queries, keys, values, result = (t[:, :, after] for t in (grad, q, k, v, out))
+            if inner is None:
+                assert chains is not None
+                found = chains.backward(by, queries, keys, values, result, lse, own_kept, tree.behind, scale)
+            elif trunk is None:
+                found = torch.autograd.grad(inner[1], inner[0], by)
             else:
-                behind = grad[:, :, after], out[:, :, after]
-                gradients = share(*behind, lse, own.detach(), own_lse.detach())
+                leaves, own, own_lse = inner
+                gradients = share(by, result, lse, own.detach(), own_lse.detach())
                 found = torch.autograd.grad((own, own_lse), leaves, gradients)
-                seen = kernel.backward(
-                    behind[0], q[:, :, after], k[:, :, before], v[:, :, before], behind[1], lse, dense_kept,
-                    False, ctx.scale,
-                )  # fmt: skip
+            if trunk is not None:
+                seen = dense.backward(
+                    by, queries, k[:, :, before], v[:, :, before], result, lse, seen_kept, False, scale
+                )
                 found = (found[0] + seen[0], *found[1:])
                 dk[:, :, before] += seen[1]
                 dv[:, :, before] += seen[2]
