@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,10 +12,11 @@ from fakes.vllm_server import FakeVLLM, Reply, ToolCall, completion_ids, logprob
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 
-from art_core.inference.endpoint import StaticEndpoint
+from art_core.chat import Completions
+from art_core.inference.endpoint import StaticEndpoint, VersionLeases
 from art_core.inference.gateway import Gateway
 from art_core.recording import Rollout, recording
-from art_core.types import Step, StepIdentity
+from art_core.types import PolicyVersion, Step, StepIdentity
 from art_langgraph import ChatART
 
 ANSWER = Reply("so", reasoning="let me think", tool_calls=(ToolCall("weather", '{"city":"Paris"}'),))
@@ -88,6 +90,25 @@ def test_chat_art_gets_packed_tokens_through_the_gateway(server: FakeVLLM, way: 
         way(chat_art(gateway.base_url))
     (step,) = rollout.steps
     exact(step, server, "hello there")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_models_own_client_records_the_tokens_and_sees_none(server: FakeVLLM, stream: bool):
+    version, leases = PolicyVersion("m", 1), VersionLeases()
+    model = SimpleNamespace(
+        name="m",
+        base_url=server.base_url,
+        api_key="none",
+        lease=lambda asked: leases.lease(asked or version),
+        wire_name=lambda leased: leased.name,
+    )
+    with recording(Rollout()) as rollout:
+        answer = Completions(model).create(messages=HI, stream=stream)  # type: ignore[arg-type]
+        seen = [chunk.to_json() for chunk in answer] if stream else [answer.to_json()]
+    (step,) = rollout.steps
+    exact(step, server, "hello there")
+    assert not any("art_tokens" in part for part in seen)
+    assert server.requests[-1].headers["x-art-tokens"] == "packed"
 
 
 @pytest.mark.parametrize("stream", [False, True])
