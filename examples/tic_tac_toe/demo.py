@@ -64,6 +64,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", help="hub name or directory; default: SmolLM2-135M-Instruct from PyPI")
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--vllm-python", type=Path, help="interpreter of another environment that has vLLM")
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=0.3, help="share of a GPU that vLLM takes"
+    )
     parser.add_argument("--seed", type=int, default=0, help="fixes scenarios, opponents and sampling seeds")
     parser.add_argument("--deterministic", action="store_true", help="the same curve twice, slower")
     parser.add_argument("--steps", type=int, default=16, help="GRPO steps")
@@ -278,6 +281,7 @@ class Demo:
             deterministic=options.deterministic,
             max_model_len=512,
             python=options.vllm_python,
+            gpu_memory_utilization=options.gpu_memory_utilization,
             max_loras=max(4, (options.overlap or 0) + 2),
         )
         parallel = None if options.overlap is None else ParallelConfig()
