@@ -24,7 +24,7 @@ from art_core.inference.availability import ServerLives
 from art_core.inference.merging import merge
 from art_core.inference.vllm_command import is_loopback
 from art_core.inference.vllm_compat import RESET_PREFIX_CACHE, RESUME, WORKERS
-from art_core.inference.vllm_process import ServerGoneError, VLLMProcess
+from art_core.inference.vllm_process import VLLMProcess
 from art_core.inference.vllm_sharing import Acting
 from art_core.types import PolicyVersion
 
@@ -126,9 +126,7 @@ class MergedModel:
             life = lives.life
             try:
                 await do(self._reload)
-            except ServerGoneError:
-                raise
-            except EngineError as refused:
+            except EngineError as refused:  # also one that is too slow: which weights it has is not known
                 logger.warning("%s is served by a restart: %s", version, refused)
                 await do(lambda server: asyncio.to_thread(server.process.kill))
                 await lives.alost(life)
