@@ -292,7 +292,7 @@ class Keeper:
         began, failures, why = time.monotonic(), 0, cause
         await asyncio.to_thread(old.process.kill)
         while self._budget.take():
-            logger.warning("restarting vLLM: %s", why)
+            logger.warning("restarting vLLM: %s", why.partition("\n")[0])
             try:
                 server = await self._restarted(int(old.root.rpartition(":")[2]))
             except EngineError as failed:

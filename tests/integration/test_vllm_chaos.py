@@ -159,6 +159,37 @@ async def test_ten_kills_during_two_hundred_rollouts_lose_and_double_nothing(tmp
     store.close()
 
 
+async def test_worker_processes_which_know_an_address_alone_wait_as_well(tmp_path: Path):
+    with Store.open("workers", tmp_path) as store:
+        run = store.begin_run("agent", {})
+        async with policy(tmp_path, store, run, latency=0.05) as endpoint:
+
+            async def kill() -> None:
+                for number in range(3):
+                    while sum(1 for _ in store.trajectories(run)) <= number * 6:
+                        await asyncio.sleep(0.02)
+                    endpoint.kill()
+                    while len(store.events(run)) <= number:
+                        await asyncio.sleep(0.02)
+
+            killer = asyncio.create_task(kill())
+            groups = await agather(
+                "helpers.rollout_graphs:chat_graph",
+                [Scenario(f"s{i}", {"topic": f"topic {i}"}) for i in range(10)],
+                group_size=4,
+                reward="helpers.rollout_graphs:length",
+                concurrency=8,
+                workers=2,
+                model=endpoint,
+                sink=endpoint.sink,
+            )
+            await killer
+        assert not groups.failed
+        kept = {t.id: t for t in store.trajectories(run)}
+        assert kept.keys() == {t.id for group in groups for t in group}
+        assert all([s.message() for s in t.steps] == [SAID] * 2 for t in kept.values())
+
+
 # -- each way in ---------------------------------------------------------------------------------------
 
 
