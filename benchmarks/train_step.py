@@ -49,7 +49,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "7b": {"groups": {"w1": 1, "w2": 2}, "rows": {"w1": 2, "w2": 8}, "checkpointing": True},
 }
 """By model: groups in a step, rows in one forward pass of the ways that compute rows, checkpointing."""
-BUDGET = 32768
+BUDGET = 40960
 TINY_BUDGET = 2048
 
 
@@ -229,7 +229,8 @@ def worker(spec: dict[str, Any], directory: str, out: Path) -> None:
 
 
 def key(run: dict[str, Any]) -> tuple[Any, ...]:
-    return run["model"], run["workload"], run["way"], json.dumps(run["options"]), run["checkpointing"]
+    ways = json.dumps(run["options"]), run["checkpointing"], run["rows"], run["budget"], run["groups"]
+    return run["model"], run["workload"], run["way"], *ways
 
 
 def merged(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

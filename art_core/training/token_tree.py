@@ -216,7 +216,7 @@ def _piece(tree: TokenTree, start: int, end: int) -> TokenTree:
 
 
 PIECE_OVERHEAD = 64
-"""What a forward pass costs beside its nodes, in nodes; see ``split``."""
+"""What a forward pass costs at least beside its nodes, in nodes; see ``split``."""
 
 
 def split(tree: TokenTree, max_nodes: int) -> list[TokenTree]:
@@ -225,7 +225,8 @@ def split(tree: TokenTree, max_nodes: int) -> list[TokenTree]:
     Cuts fall between a leaf and the next branch, and are chosen (dynamic programming over the
     branches) so that the sum over pieces of overhead + nodes + nodes^2 / (8 max_nodes) is least: little
     is computed twice, no piece is a sliver, and the quadratic term, which stands for the dense mask,
-    keeps sizes even.
+    keeps sizes even. The overhead is an eighth of the budget where that is large: on a GPU a pass costs
+    the time of thousands of nodes before it has computed any.
 
     A single path longer than the budget becomes a piece of its own.
     """
@@ -235,12 +236,13 @@ def split(tree: TokenTree, max_nodes: int) -> list[TokenTree]:
     ends = np.append(starts[1:], len(tree))
     # A piece of branches i..j has ends[j] - offset[i] nodes; offset grows strictly with i.
     offset = starts - tree.depth[starts]
+    overhead = max(PIECE_OVERHEAD, max_nodes // 8)
     best = np.zeros(len(starts) + 1)
     cut = np.zeros(len(starts), dtype=np.int64)
     for j, end in enumerate(ends):
         first = min(int(np.searchsorted(offset, end - max_nodes)), j)
         sizes = end - offset[first : j + 1]
-        costs = best[first : j + 1] + PIECE_OVERHEAD + sizes + sizes**2 / (8 * max_nodes)
+        costs = best[first : j + 1] + overhead + sizes + sizes**2 / (8 * max_nodes)
         choice = int(costs.argmin())
         best[j + 1] = costs[choice]
         cut[j] = first + choice
