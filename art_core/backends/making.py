@@ -81,6 +81,11 @@ def make_trainer(
         from art_core.training.grpo import Trainer
 
         return Trainer(policy, config.train_config, seed=config.seed)
+    if engine.colocate:
+        raise ConfigError(
+            "EngineConfig.colocate=True with trainer processes (parallel=...): those hold their memory "
+            "between steps, so vLLM could not take it back; leave one of the two out"
+        )
     from art_core.training.launch import TrainerProcesses
 
     return TrainerProcesses(
