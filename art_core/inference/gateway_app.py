@@ -33,7 +33,8 @@ from starlette.types import Receive, Scope, Send
 
 from art_core.errors import CaptureError, RewardError
 from art_core.inference.gateway_log import RecordedElsewhereError
-from art_core.inference.gateway_proxy import Proxy, send_refusal
+from art_core.inference.gateway_proxy import Proxy
+from art_core.inference.gateway_reply import send_refusal
 from art_core.inference.gateway_routing import ReplicaState
 from art_core.inference.gateway_sessions import EndRollout, NewRollout, Sessions, trajectory_json
 from art_core.inference.gateway_upstream import RefusalError, forwarded

@@ -11,20 +11,18 @@ neither a connection to the server nor a lease on a version.
 import asyncio
 import json
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
 from art_core.errors import CaptureError
-from art_core.fast_json import read_json
+from art_core.inference.gateway_call import GatewayCall, last_usage, read_object, read_request, to_json
 from art_core.inference.gateway_log import CLIENT_GONE as CLIENT_GONE
 from art_core.inference.gateway_log import Completion, CompletionLog
 from art_core.inference.gateway_metrics import GatewayMetrics, token_counts
+from art_core.inference.gateway_reply import raw_headers, send_refusal, send_whole, write_stream
 from art_core.inference.gateway_routing import routing_key
 from art_core.inference.gateway_stream import DONE, EventSplitter, as_event, event_data
 from art_core.inference.gateway_transport import ServerAnswer
@@ -33,7 +31,6 @@ from art_core.packed import HEADER as TOKENS_HEADER
 from art_core.packed import PACKED
 from art_core.plain_http import HttpError
 from art_core.recording import ROLLOUT_HEADER
-from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -46,9 +43,6 @@ POLICY_HEADER = "x-art-policy"
 REPLICA_HEADER = "x-art-replica"
 """Response header with the replica that answered."""
 
-HEAD_SECONDS = 0.005
-"""How long the head of a stream waits for its first chunk."""
-
 LAST_BYTES = 65536
 """How much of the end of a stream is looked at for its token counts, where nothing else of it is."""
 
@@ -57,42 +51,6 @@ FINISH_SECONDS = 30.0
 
 Keep = Callable[[Completion], Awaitable[str]]
 """Records a completion into a rollout, whose id it returns."""
-
-
-@dataclass(slots=True)
-class _Call:
-    """What is known of a call while it runs."""
-
-    key: str
-    path: str
-    raw: bytes
-    body: dict[str, Any]
-    policy: PolicyVersion | None = None
-    replica: str | None = None
-    status: int = 0
-    usage: Mapping[str, Any] = field(default_factory=dict)
-    started_at: float = field(default_factory=time.time)
-    clock: float = field(default_factory=time.perf_counter)
-    first_byte: float | None = None
-
-    def mark_first_byte(self) -> None:
-        if self.first_byte is None:
-            self.first_byte = time.perf_counter() - self.clock
-
-    def completed(self, response: bytes, error: str | None) -> Completion:
-        return Completion(
-            key=self.key,
-            path=self.path,
-            request=self.raw,
-            response=response,
-            model=str(self.body.get("model", "")),
-            policy=self.policy,
-            status=self.status,
-            started_at=self.started_at,
-            first_byte=self.first_byte,
-            duration=time.perf_counter() - self.clock,
-            error=error,
-        )
 
 
 class Proxy:
@@ -191,7 +149,7 @@ class _Exchange:
         self._headers = headers
         self._send = send
         self._keep = keep
-        self._call = _Call(proxy.log.new_key(), path, raw, _parsed(raw))
+        self._call = GatewayCall(proxy.log.new_key(), path, raw, read_request(raw))
         self._asked = Asked.of(self._call.body, packed=headers.get(TOKENS_HEADER) == PACKED)
         self._kept = False
         self._recorded_by_client = headers.get(ROLLOUT_HEADER)
@@ -228,7 +186,7 @@ class _Exchange:
             wire = call.body | request_extras(call.body)
             if "model" in wire:
                 wire["model"] = name
-            content = _json(wire)
+            content = to_json(wire)
             headers = self._headers
             if self._asked.may_be_packed and not self._asked.packed:
                 headers = {**headers, TOKENS_HEADER: PACKED}
@@ -267,7 +225,7 @@ class _Exchange:
             error = f"HTTP {response.status}: {raw[:500].decode(errors='replace')}"
         else:
             try:
-                body = _object(raw)
+                body = read_object(raw)
             except ValueError:
                 error = f"the server's answer is not a JSON object: {raw[:200].decode(errors='replace')}"
             else:
@@ -280,7 +238,7 @@ class _Exchange:
     def _shown(self, body: dict[str, Any]) -> bytes:
         shown = strip(body, self._asked)
         shown["system_fingerprint"] = self._call.key
-        return _json(shown)
+        return to_json(shown)
 
     # -- streams -----------------------------------------------------------------------------------
 
@@ -290,9 +248,9 @@ class _Exchange:
         head = {
             "type": "http.response.start",
             "status": 200,
-            "headers": _raw(self._response_headers(response)),
+            "headers": raw_headers(self._response_headers(response)),
         }
-        writing = asyncio.ensure_future(_write(self._send, head, outbox))
+        writing = asyncio.ensure_future(write_stream(self._send, head, outbox))
         try:
             whole = await pump(response, outbox)
         except BaseException:
@@ -353,7 +311,7 @@ class _Exchange:
         finally:
             events = [data for event in EventSplitter().feed(last) if (data := event_data(event))]
             if whole := events[-1:] == [DONE]:
-                self._call.usage = _last_usage(events)
+                self._call.usage = last_usage(events)
             await self._keep_completion(b"", None if whole else problem)
         return True
 
@@ -365,7 +323,7 @@ class _Exchange:
             await self._keep_stream(assembler, problems)
             return event
         try:
-            chunk = _object(data)
+            chunk = read_object(data)
         except ValueError:
             problems.append(
                 f"an event of the stream is not a JSON object: {data[:200].decode(errors='replace')}"
@@ -380,7 +338,7 @@ class _Exchange:
         if not self._asked.token_ids and says_nothing(shown):
             return None
         shown["system_fingerprint"] = self._call.key
-        return as_event(_json(shown))
+        return as_event(to_json(shown))
 
     async def _keep_stream(self, assembler: StreamAssembler, problems: list[str]) -> None:
         body = assembler.body()
@@ -411,45 +369,6 @@ class _Exchange:
         return headers
 
 
-def _last_usage(events: list[bytes]) -> Mapping[str, int]:
-    """The token counts of a stream, from one of its last events; empty where it has none."""
-    for data in reversed(events):
-        if b'"usage"' in data:
-            try:
-                counts = token_counts(_object(data))
-            except ValueError:  # the beginning of this one was cut off
-                return {}
-            if counts.get("completion_tokens"):
-                return counts
-    return {}
-
-
-# Made once: `json.dumps` makes an encoder at every call that is not at its defaults.
-_ENCODER = json.JSONEncoder(separators=(",", ":"))
-
-
-def _json(value: Any) -> bytes:
-    return _ENCODER.encode(value).encode()
-
-
-def _object(raw: bytes, read: Callable[[bytes], Any] = read_json) -> dict[str, Any]:
-    body = read(raw)
-    if not isinstance(body, dict):
-        raise ValueError("not a JSON object")
-    return cast(dict[str, Any], body)
-
-
-def _parsed(raw: bytes) -> dict[str, Any]:
-    try:
-        return _object(raw, json.loads)  # a tool's schema may have any number
-    except ValueError as garbage:
-        raise RefusalError(400, f"the request's body must be a JSON object: {garbage}") from garbage
-
-
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
-
-
 async def _body(receive: Receive) -> bytes | None:
     """The whole request; None when its client left before it was there."""
     pieces: list[bytes] = []
@@ -463,33 +382,3 @@ async def _body(receive: Receive) -> bytes | None:
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _write(send: Send, head: Message, outbox: "asyncio.Queue[bytes | None]") -> None:
-    chunks: list[bytes | None] = []
-    with suppress(TimeoutError):
-        async with asyncio.timeout(HEAD_SECONDS):  # head and first chunk in one write, if they come together
-            chunks.append(await outbox.get())
-    await send(head)
-    while True:
-        if not chunks:
-            chunks.append(await outbox.get())
-        while not outbox.empty():  # what came in one read goes out in one write
-            chunks.append(outbox.get_nowait())
-        if body := b"".join(chunk for chunk in chunks if chunk is not None):
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        if chunks[-1] is None:
-            return
-        chunks.clear()
-
-
-async def send_whole(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    """Send a response that is all there."""
-    full = {"content-type": "application/json", **headers, "content-length": str(len(body))}
-    await send({"type": "http.response.start", "status": status, "headers": _raw(full)})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def send_refusal(send: Send, refusal: RefusalError) -> None:
-    """Send the gateway's own answer."""
-    await send_whole(send, refusal.status, refusal.body, refusal.headers)
