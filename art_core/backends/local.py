@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.backends.feed import Feed
-from art_core.backends.making import engine_kind, load_policy, make_engine, make_trainer
+from art_core.backends.making import engine_kind, load_policy, make_engine, make_placement, make_trainer
 from art_core.backends.serving import SERVED_VERSIONS, Serving, write_base_adapter
 from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
@@ -127,11 +127,12 @@ class LocalBackend:
         store = Store.open(config.project, self.root)
         trainer: Trainer | TrainerProcesses | None = None
         try:
+            placement = make_placement(self.parallel, self.engine_config)
             # A server and trainers in other processes leave nothing for a model in this one to do.
-            apart = self.parallel is not None and engine_kind(self.engine_config) != "embedded"
-            policy = None if apart else await asyncio.to_thread(load_policy, config, self.engine_config)
+            elsewhere = placement is not None and engine_kind(self.engine_config) != "embedded"
+            policy = None if elsewhere else await asyncio.to_thread(load_policy, config, self.engine_config)
             trainer = await asyncio.to_thread(
-                make_trainer, policy, config, self.engine_config, self.parallel, self.root
+                make_trainer, policy, config, self.engine_config, placement, self.root
             )
             registration = LocalRegistration(
                 config=config,
@@ -140,6 +141,7 @@ class LocalBackend:
                 engine=make_engine(policy, config, self.engine_config, self.root),
                 directory=self._directory(config.project, config.name),
                 keep_checkpoints=self.keep_checkpoints,
+                apart=placement is not None and placement.apart,
             )
             await registration.astart()
         except BaseException:
@@ -162,12 +164,14 @@ class LocalRegistration:
         engine: Engine,
         directory: Path,
         keep_checkpoints: RetentionConfig,
+        apart: bool = False,
     ) -> None:
         self.config = config
         self.store = store
         self.engine = engine
         self.api_key = "none"
         self._trainer = trainer
+        self._apart = apart
         self._directory = directory
         self._scores: dict[int, float] = {}
         self._metric = keep_checkpoints.metric
@@ -343,7 +347,8 @@ class LocalRegistration:
         async with self._training:
             self._note(self._board.read())
             served = await asyncio.to_thread(self._monitor.window)
-            await self.engine.pause()
+            if not self._apart:  # otherwise rollouts may go on: see `art_core.learning`
+                await self.engine.pause()
             try:
                 report = await asyncio.to_thread(self._as_turned, train)
                 for event in report.events:
@@ -351,7 +356,8 @@ class LocalRegistration:
                 if report.updated:
                     await self._publish()
             finally:
-                await self.engine.resume()
+                if not self._apart:
+                    await self.engine.resume()
                 self._monitor.begin()
             self.store.log_metrics(self._run, self.current_version().number, {**report.metrics, **served})
             return report

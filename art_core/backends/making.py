@@ -9,11 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from art_core.backends.placement import Placement, place
 from art_core.config import EngineConfig, ParallelConfig, TrainableModelConfig
 from art_core.errors import ConfigError
 from art_core.inference.devices import replica_configs
 from art_core.inference.engine import Engine
-from art_core.inference.gpu_share import limit_trainer
+from art_core.inference.gpu_share import limit_trainer, trainer_share
 from art_core.inference.replicas import ReplicaSet
 
 if TYPE_CHECKING:
@@ -69,30 +70,54 @@ def load_policy(
     )
 
 
-def make_trainer(
-    policy: "PeftPolicy | None",
-    config: TrainableModelConfig,
-    engine: EngineConfig,
-    parallel: ParallelConfig | None,
-    root: Path,
-) -> "Trainer | TrainerProcesses":
-    """A trainer of the policy in this process, or processes that load their own and train it together."""
-    if parallel is None and policy is not None:
-        from art_core.training.grpo import Trainer
+def load_rank_policy(
+    config: TrainableModelConfig, engine: EngineConfig, share: float | None, device: str
+) -> "PeftPolicy":
+    """`load_policy` in a trainer process; ``share``: the most of its GPU's memory that it may take."""
+    if share is not None:
+        import torch
 
-        return Trainer(policy, config.train_config, seed=config.seed)
+        torch.cuda.set_per_process_memory_fraction(share, torch.cuda.current_device())
+    return load_policy(config, engine, device)
+
+
+def make_placement(parallel: ParallelConfig | None, engine: EngineConfig) -> Placement | None:
+    """Where trainer processes run; None without any.
+
+    Raises:
+        ConfigError: there are too few GPUs, or vLLM would be asked to make room for processes that stay.
+    """
+    if parallel is None:
+        return None
     if engine.colocate:
         raise ConfigError(
             "EngineConfig.colocate=True with trainer processes (parallel=...): those hold their memory "
             "between steps, so vLLM could not take it back; leave one of the two out"
         )
+    return place(parallel, engine, engine_kind(engine), visible_devices())
+
+
+def make_trainer(
+    policy: "PeftPolicy | None",
+    config: TrainableModelConfig,
+    engine: EngineConfig,
+    placement: Placement | None,
+    root: Path,
+) -> "Trainer | TrainerProcesses":
+    """A trainer of the policy in this process, or processes that load their own and train it together."""
+    if placement is None:
+        from art_core.training.grpo import Trainer
+
+        return Trainer(policy or load_policy(config, engine), config.train_config, seed=config.seed)
     from art_core.training.launch import TrainerProcesses
 
+    vllm = engine_kind(engine) == "vllm"
+    share = trainer_share(engine) if vllm and not placement.apart else None
     return TrainerProcesses(
-        partial(load_policy, config, engine),
+        partial(load_rank_policy, config, engine, share),
         config.lora_config,
         config.train_config,
-        parallel or ParallelConfig(),
+        placement.parallel,
         seed=config.seed,
         log_dir=root / config.project / config.name / "logs",
     )
@@ -109,6 +134,7 @@ def make_engine(
         engines,
         host=engine.host,
         port=engine.port or 0,
+        connections=max(256, 2 * engine.max_batch),  # the server never runs out of waiting requests
         patience=engine.start_timeout,
         replaces=engine.publish == "merged",
     )

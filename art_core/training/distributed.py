@@ -14,9 +14,7 @@ the decoder and a different number of times on each rank, so that their gatherin
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,27 +28,12 @@ from torch.distributed.tensor import DTensor
 from art_core.config import Strategy
 from art_core.errors import ConfigError
 from art_core.training.policy import Policy
+from art_core.training.rank import Place
 from art_core.training.ranks import Alone, Ranks
+from art_core.training.unsloth_policy import UnslothPolicy
 
 BUCKET = 1 << 26
 """Most gradient values that are summed at a time: 256 MiB of float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a rank stands.
-
-    Attributes:
-        rank: from 0.
-        size: how many ranks there are.
-        rendezvous: a file that does not exist yet, through which they find each other.
-        timeout: seconds that a rank waits for the others.
-    """
-
-    rank: int
-    size: int
-    rendezvous: Path
-    timeout: float
 
 
 def join(place: Place, strategy: Strategy) -> tuple[Ranks, torch.device]:
@@ -141,8 +124,13 @@ def shard(policy: Policy, device: torch.device) -> None:
         device: of this rank.
 
     Raises:
-        ConfigError: the policy's model has no list of decoder layers to shard.
+        ConfigError: the policy's model has no list of decoder layers to shard, or is Unsloth's.
     """
+    if isinstance(policy, UnslothPolicy):
+        raise ConfigError(
+            "strategy='fsdp2' shards a model whose layers run as modules; Unsloth's kernels read weights "
+            "past them: use strategy='ddp', or TrainConfig(policy='peft')"
+        )
     model: Any = getattr(policy, "model", None)
     decoder: Any = None if model is None else model.get_base_model().get_decoder()
     layers: Any = getattr(decoder, "layers", None)

@@ -31,9 +31,8 @@ from art_core.config import LoRAConfig, ParallelConfig, TrainConfig
 from art_core.errors import ArtError, ConfigError, TrainerProcessError
 from art_core.inference.processes import ManagedProcess
 from art_core.selection import Train, as_selection
-from art_core.training.distributed import Place
 from art_core.training.policy import Policy
-from art_core.training.rank import Call, Description, Done, Progress, Raised, Setup
+from art_core.training.rank import Call, Description, Done, Place, Progress, Raised, Setup
 from art_core.training.report import TrainReport
 from art_core.types import Step, TrajectoryGroup
 

@@ -8,6 +8,7 @@ Over its socket come first the parent's module search path, then the `Setup`, th
 same calls in the same order, so what they do together they do in step.
 """
 
+import importlib
 import io
 import pickle
 import signal
@@ -24,8 +25,24 @@ from art_core.config import Strategy, TrainConfig
 from art_core.errors import ArtError
 
 if TYPE_CHECKING:
-    from art_core.training.distributed import Place
     from art_core.training.policy import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands.
+
+    Attributes:
+        rank: from 0.
+        size: how many ranks there are.
+        rendezvous: a file that does not exist yet, through which they find each other.
+        timeout: seconds that a rank waits for the others.
+    """
+
+    rank: int
+    size: int
+    rendezvous: Path
+    timeout: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +58,7 @@ class Setup:
         seed: of what is shuffled.
     """
 
-    place: "Place"
+    place: Place
     strategy: Strategy
     build: "Callable[[str], Policy]"
     config: TrainConfig
@@ -186,6 +203,8 @@ def serve(pipe: "Connection[Any, Any]") -> None:
     try:
         sys.path[:] = pickle.loads(pipe.recv_bytes())
         setup: Setup = pickle.loads(pipe.recv_bytes())
+        if setup.config.policy == "unsloth":  # it patches transformers, and must be there before it
+            importlib.import_module("unsloth")
         serving = Serving(setup, pipe.send)
         pipe.send(Done(serving.describe() if setup.place.rank == 0 else None))
     except EOFError:

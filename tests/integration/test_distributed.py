@@ -27,6 +27,7 @@ CONFIG = TrainConfig(
     learning_rate=1e-3,
     kl_coef=0.1,
     token_budget=48,
+    gradient_checkpointing=False,
     epochs=2,
     groups_per_update=2,
     guardrails=GuardrailConfig(max_kl=None, max_norm_growth=None),
