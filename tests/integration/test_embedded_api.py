@@ -239,6 +239,51 @@ async def test_a_named_tool_is_begun_in_the_prompt_and_only_sampled_tokens_are_t
     assert len(choice["token_ids"]) < len(ids)
 
 
+async def test_a_call_that_is_asked_for_is_not_begun_inside_a_thought(tmp_path: Path) -> None:
+    """A template that opens the thought itself, as those of thinking models do."""
+    policy = tiny_policy(tmp_path)
+    template = policy.tokenizer.chat_template
+    assert isinstance(template, str)
+    policy.tokenizer.chat_template = template.replace(
+        "<|im_start|>assistant\\n' }}\n{%- if en", "<|im_start|>assistant\\n<think>\\n' }}\n{%- if en"
+    )
+    assert policy.tokenizer.chat_template != template
+    body = {"model": "tiny", "messages": HELLO, "max_tokens": 3, "return_token_ids": True, "tools": [WEATHER]}
+    async with serving(policy) as (engine, _), httpx.AsyncClient(timeout=60) as http:
+        url = f"{engine.base_url}/chat/completions"
+        thinking = (await http.post(url, json=body)).json()
+        called = (await http.post(url, json={**body, "tool_choice": "required"})).json()
+    assert thinking["choices"][0]["message"]["content"] == ""
+    assert thinking["choices"][0]["message"]["reasoning"]
+    prompt = policy.tokenizer.decode(called["prompt_token_ids"])
+    assert isinstance(prompt, str)
+    assert prompt.endswith("assistant\n<think>\n</think>\n\n<tool_call>\n")
+    assert "reasoning" not in called["choices"][0]["message"]
+
+
+async def test_without_a_tool_parser_tools_are_refused_by_name(policy: PeftPolicy) -> None:
+    async with serving(policy, tool_call_parser=None) as (engine, _), httpx.AsyncClient() as http:
+        body = {"model": "tiny", "messages": HELLO, "tools": [WEATHER]}
+        answer = await http.post(f"{engine.base_url}/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "tools"
+
+
+async def test_thoughts_in_messages_reach_the_template_by_either_name(policy: PeftPolicy) -> None:
+    template = policy.tokenizer.chat_template
+    assert isinstance(template, str)
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.reasoning_content or '-' }}{% endfor %}"
+    try:
+        async with serving(policy) as (engine, _), httpx.AsyncClient() as http:
+            for name in ("reasoning", "reasoning_content"):
+                messages = [{"role": "assistant", "content": "4", name: "hm"}, *HELLO]
+                body = {"model": "tiny", "messages": messages, "max_tokens": 1, "return_token_ids": True}
+                answer = await http.post(f"{engine.base_url}/chat/completions", json=body)
+                assert policy.tokenizer.decode(answer.json()["prompt_token_ids"]) == "hm-"
+    finally:
+        policy.tokenizer.chat_template = template
+
+
 async def test_tool_choice_none_neither_shows_tools_nor_parses_calls(
     http: httpx.AsyncClient, says: Any
 ) -> None:

