@@ -150,6 +150,22 @@ def table(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """The runs that came to an end, as a table of the docs, the best first."""
+    lines = ["| changed | seed | won before | won after | illegal | entropy at the end | minutes |"]
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
+    ended = [run for run in runs if run.get("after")]
+    for run in sorted(ended, key=lambda run: -run["after"]["win_rate"]):
+        after, last = run["after"], run["steps"][-1]
+        changed = " ".join(VARIANTS[run["variant"]]).replace("--set ", "") or "nothing"
+        entropy = "" if last["entropy"] is None else f"{last['entropy']:.2f}"
+        lines.append(
+            f"| `{changed}` | {run['seed']} | {run['before']['win_rate']:.1%} | {after['win_rate']:.1%} "
+            f"| {after['illegal_rate']:.1%} | {entropy} | {run['seconds'] / 60:.1f} |"
+        )
+    return "\n".join(lines)
+
+
 def ratios(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Share of held-out games won at the end, against the base's, seeds averaged."""
     won: dict[str, list[float]] = {}
@@ -169,7 +185,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="then runs are ended as they are")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results/tuning.json")
     parser.add_argument("--merge", action="store_true", help="keep what the file holds of other runs")
+    parser.add_argument("--show", action="store_true", help="print the file's table, for the docs, and end")
     options, given = parser.parse_known_args()
+    if options.show:
+        print(markdown(json.loads(options.json.read_text())["raw"]["runs"]))
+        return
     with tempfile.TemporaryDirectory() as scratch:
         runs = play(options, Path(scratch), [o for o in given if o != "--"])
     if options.merge and options.json.exists():

@@ -41,3 +41,6 @@ def test_variants_are_run_merged_and_told_apart_from_what_failed(tmp_path: Path)
     assert len(gspo["steps"]) == 1
     assert result["ratios"] == {}
     assert "no figures" in printed
+    _, shown = tune("--show")
+    assert shown.count("loss=gspo") == 1
+    assert "base" not in shown
