@@ -97,7 +97,9 @@ def ratios(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         if part == "together" and "largest_gradient_difference" in run:
             found[f"{name}_gradient_difference"] = run["largest_gradient_difference"]
     for mode in ("overlap1", "overlap4"):
-        ratio(f"apart_{mode}_vs_shared_steps_per_minute", "apart", mode, "shared", "steps_per_minute")
+        for one_gpu in ("shared", "resident"):
+            name = f"apart_{mode}_vs_{one_gpu}_steps_per_minute"
+            ratio(name, "apart", mode, one_gpu, "steps_per_minute")
     ratio("two_replicas_vs_one", "serving", "replicas", "one", "tokens_per_second")
     ratio("tensor_parallel_vs_one", "serving", "tensor_parallel", "one", "tokens_per_second")
     return {name: value for name, value in found.items() if not name.endswith("ddp 1_vs_one_gpu")}
@@ -125,7 +127,12 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     together.add_argument("--token-budget", type=int, default=8192)
     together.add_argument("--no-equality", action="store_true", help="skip the comparison of gradients")
     apart = parts.add_parser("apart", parents=[common], help="the trainer beside vLLM")
-    apart.add_argument("--mode", nargs="+", default=["shared", "overlap1", "overlap4"])
+    apart.add_argument(
+        "--mode",
+        nargs="+",
+        default=["shared", "overlap1", "overlap4"],
+        choices=("shared", "resident", "apart0", "overlap1", "overlap4"),
+    )
     apart.add_argument("--model", help="directory of the model that plays; default: GPU_MODEL")
     apart.add_argument("--steps", type=int, default=25)
     apart.add_argument("--groups", type=int, default=32, help="groups in a step")

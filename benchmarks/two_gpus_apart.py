@@ -23,8 +23,12 @@ from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph import Workers, agather
 from examples.tic_tac_toe.demo import AGENTS, HELD_OUT, outcomes, random_player_conversations
 
-STALENESS = {"shared": 0, "apart0": 0, "overlap1": 1, "overlap4": 4}
-"""By mode: versions that a game may be behind. Only ``shared`` has trainer and server on one GPU."""
+STALENESS = {"shared": 0, "resident": 0, "apart0": 0, "overlap1": 1, "overlap4": 4}
+"""By mode: versions that a game may be behind.
+
+Trainer and server have one GPU in turns (``shared``: vLLM sleeps meanwhile), one GPU both at a time
+(``resident``: vLLM waits meanwhile), or one each.
+"""
 
 
 async def measure_modes(args: argparse.Namespace, sheet: Any) -> None:
@@ -39,7 +43,7 @@ async def measure_modes(args: argparse.Namespace, sheet: Any) -> None:
 
 async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
     """Warm start, training, held-out games."""
-    shared = mode == "shared"
+    one_gpu = mode in ("shared", "resident")
     stamp = time.strftime("%H%M%S")
     model = TrainableModel(
         base_model=base_model(args),
@@ -61,10 +65,10 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         max_model_len=512,
         max_loras=STALENESS[mode] + 2,
         python=args.vllm_python,
-        colocate=shared and not args.small,
+        colocate=mode == "shared" and not args.small,
     )
     backend = LocalBackend(
-        engine=engine, root=args.scratch / mode, parallel=None if shared else ParallelConfig()
+        engine=engine, root=args.scratch / mode, parallel=None if one_gpu else ParallelConfig()
     )
     began = time.perf_counter()
     await model.aregister(backend)

@@ -27,8 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from art_core.config import LoRAConfig
-from art_core.config import RetentionConfig
+from art_core.config import LoRAConfig, RetentionConfig
 from art_core.errors import CheckpointError
 
 FORMAT = 2
@@ -297,8 +296,8 @@ def verify(directory: Path) -> dict[str, Any]:
             )
         if (found := _checksum(file)) != expected["sha256"]:
             raise CheckpointError(
-                f"{file} is damaged: its sha256 is {found[:12]}..., {expected['sha256'][:12]}... was written; "
-                "use an earlier checkpoint"
+                f"{file} is damaged: its sha256 is {found[:12]}..., {expected['sha256'][:12]}... was "
+                "written; use an earlier checkpoint"
             )
     return manifest
 
@@ -327,7 +326,8 @@ def _generators() -> dict[str, Any]:
     kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        # Only where this process computes on a GPU: asking would set up a context on each of them.
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
         "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
         "python": random.getstate(),
     }
@@ -335,7 +335,7 @@ def _generators() -> dict[str, Any]:
 
 def _restore_generators(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
-    if torch.cuda.is_available() and len(states["cuda"]) == torch.cuda.device_count():
+    if torch.cuda.is_initialized() and len(states["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(states["cuda"])
     kind, keys, position, has_gauss, gauss = states["numpy"]
     np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, gauss))

@@ -1,0 +1,66 @@
+"""What the benchmark of several GPUs makes of its runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.two_gpus import Sheet, main, merged, parse, ratios, read
+
+
+def together(name: str, **figures: float) -> dict[str, object]:
+    return {"part": "together", "name": name, "model": name.split()[0], **figures}
+
+
+def test_ratios_are_to_one_gpu_of_the_same_model_and_to_the_shared_gpu():
+    found = ratios(
+        [
+            together("7b ddp 1", tokens_per_second=1000.0),
+            together("7b ddp 2", tokens_per_second=1900.0),
+            together("7b fsdp2 2", tokens_per_second=1500.0),
+            together("135m ddp 2", tokens_per_second=5.0),
+            together("135m ddp 2 float32", largest_gradient_difference=1e-7),
+            {"part": "apart", "name": "shared", "steps_per_minute": 4.0},
+            {"part": "apart", "name": "overlap1", "steps_per_minute": 7.0},
+            {"part": "apart", "name": "overlap4", "error": "EngineError: it did not start"},
+            {"part": "serving", "name": "one", "tokens_per_second": 100.0},
+            {"part": "serving", "name": "replicas", "tokens_per_second": 190.0},
+        ]
+    )
+    assert found == {
+        "7b ddp 2_vs_one_gpu": 1.9,
+        "7b fsdp2 2_vs_one_gpu": 1.5,
+        "135m ddp 2 float32_gradient_difference": 1e-7,
+        "apart_overlap1_vs_shared_steps_per_minute": 1.75,
+        "two_replicas_vs_one": 1.9,
+    }
+
+
+def test_a_run_that_failed_replaces_no_run_that_did_not():
+    good, bad = together("7b ddp 2", tokens_per_second=1.0), {**together("7b ddp 2"), "error": "killed"}
+    assert merged([[good], [bad]]) == [good]
+    assert merged([[bad], [good]]) == [good]
+    assert merged([[bad]]) == [bad]
+
+
+def test_files_are_put_together_with_their_ratios(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for count, speed in ((1, 100.0), (2, 185.0)):
+        Sheet(tmp_path / f"{count}.json").add(together(f"7b ddp {count}", tokens_per_second=speed))
+    out = tmp_path / "two_gpus.json"
+    main(["merge", str(tmp_path / "1.json"), str(tmp_path / "2.json"), "--out", str(out)])
+    whole = json.loads(out.read_text())
+    assert whole["ratios"] == {"7b ddp 2_vs_one_gpu": 1.85}
+    assert len(read(out)) == 2
+    assert {"processor", "cores", "gpus"} <= whole["hardware"].keys()
+
+
+def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path):
+    out = tmp_path / "two_gpus.json"
+    Sheet(out).add(together("a ddp 1", tokens_per_second=1.0))
+    Sheet(out).add(together("b ddp 1", tokens_per_second=1.0))
+    assert [run["name"] for run in read(out)] == ["a ddp 1", "b ddp 1"]
+
+
+def test_every_part_has_a_command():
+    for part in ("together", "apart", "serving"):
+        assert parse([part]).part == part
