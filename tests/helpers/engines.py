@@ -27,7 +27,7 @@ Feature = Literal[
     "forced calls",
     "known ids",
     "logprobs before bias",
-    "malformed calls",
+    "malformed calls in streams",
     "one call",
     "reasoning",
     "refusals",
@@ -67,6 +67,7 @@ LACKS: dict[str, dict[Feature, str]] = {
         "unknown parameters": "vLLM ignores parameters that it does not know, and so does its stand-in",
     },
     "vllm": {
+        "malformed calls in streams": "vLLM streams a call before it knows whether it is one",
         "turns": "vLLM serves first come, first served: all choices of a request that came earlier",
         "token bytes": "vLLM gives the bytes of U+FFFD for a token that is a part of a character",
         "unknown parameters": "vLLM ignores parameters that it does not know, with a warning in its log",
@@ -74,6 +75,7 @@ LACKS: dict[str, dict[Feature, str]] = {
     "url": {
         "adapters": "only its address is known",
         "known ids": "only its address is known",
+        "malformed calls in streams": "engines of others may stream a call before it is known to be one",
         "slots": "only its address is known",
         "token bytes": "engines of others may give the bytes of U+FFFD",
         "trainer": "only its address is known",
@@ -148,7 +150,7 @@ class Adapters:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.number)
             for parameter in self.policy.trainable_parameters():
-                torch.nn.init.normal_(parameter.data, std=0.05)
+                torch.nn.init.normal_(parameter.data, std=0.1)
         directory = self.folder / str(self.number)
         self.policy.save_adapter(directory)
         self.loop.run(self.engine.publish(version, directory))
