@@ -65,8 +65,8 @@ WORKLOADS: dict[str, Workload] = {
     **{f"g{n}": Workload(4000, n, 6, 60, 200) for n in (4, 8, 16, 32)},
 }
 SMALL: dict[str, Workload] = {
-    "w1": Workload(prompt=192, rollouts=6, turns=3, sampled=8, tool=16),
-    "w2": Workload(prompt=24, rollouts=4, turns=1, sampled=64, tool=0),
+    "w1": Workload(prompt=160, rollouts=4, turns=3, sampled=8, tool=16),
+    "w2": Workload(prompt=16, rollouts=4, turns=1, sampled=48, tool=0),
 }
 
 Segments = list[tuple[list[int], bool]]
@@ -154,12 +154,11 @@ def _trajectory(name: str, reward: float, scenario: Scenario, rollout: Rollout) 
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
-        "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "vocab_size": 2048,
+        "vocab_size": 1024,
         "hidden_size": 128,
         "intermediate_size": 384,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
@@ -214,9 +213,8 @@ def write_model(name: str, directory: Path, device: str) -> Path:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    shape = {k: v for k, v in SHAPES[name].items() if k != "architectures"}
     ids = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 1, "use_sliding_window": False}
-    config = AutoConfig.for_model(**shape, **ids)
+    config = AutoConfig.for_model(**SHAPES[name], **ids)
     kind = torch.float32 if device == "cpu" else torch.bfloat16
     torch.manual_seed(0)
     with torch.device(device):

@@ -1,0 +1,73 @@
+"""The benchmark of training steps: every way computes the same step, and figures become ratios."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.train_step import main, merged, parse, ratios, specification
+from benchmarks.train_step_work import SMALL, W1, W3, WORKLOADS, groups, trajectory_groups
+
+
+def run(way: str, speed: float | None, gib: float = 1.0, **other: Any) -> dict[str, Any]:
+    spec = specification(parse([]), other.pop("model", "135m"), other.pop("workload", "w1"), way)
+    found = {} if speed is None else {"step_s": 1.0, "trained_tokens_per_s": speed, "peak_gib": gib}
+    return {**spec, **found, **other}
+
+
+def test_the_small_form_runs_and_all_ways_compute_one_gradient(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "train_step.json"
+    main(["--small", "--repeats", "1", "--scratch", str(tmp_path / "models"), "--out", str(out)])
+    result = json.loads(out.read_text())
+    runs = result["raw"]["runs"]
+    for workload in SMALL:
+        norms = {r["way"]: r["grad_norm"] for r in runs if r["workload"] == workload}
+        assert len(norms) == 5
+        for norm in norms.values():
+            assert math.isclose(norm, norms["peft_rows"], rel_tol=1e-3)
+    assert {"w1_tree_vs_step_rows", "w2_best_vs_peer", "w1_tree_vs_best_peer_tiny"} <= set(result["ratios"])
+    assert "tree_fused" in capsys.readouterr().out
+
+
+def test_ratios_compare_with_the_fastest_of_the_others_and_with_its_memory():
+    found = ratios(
+        [
+            run("tree_fused", 300.0, 8.0),
+            run("unsloth_rows", 100.0, 4.0),
+            run("unsloth_rows", 150.0, 16.0, rows=16),
+            run("peft_rows", 75.0),
+            run("peft_step_rows", 30.0),
+            run("tree_fused", 90.0, model="05b", workload="w2"),
+            run("trl", 100.0, model="05b", workload="w2"),
+            run("trl_unsloth", None, error="not done"),
+        ]
+    )
+    assert found["w1_tree_vs_best_peer_135m"] == 2.0
+    assert found["w1_tree_vs_best_peer_135m_memory"] == 0.5
+    assert found["w1_tree_vs_peft_rows_135m"] == 4.0
+    assert found["w1_tree_vs_step_rows"] == 10.0
+    assert found["w2_best_vs_peer"] == 0.9
+    assert not any("trl_unsloth" in name for name in found)
+
+
+def test_a_failed_repetition_does_not_take_the_place_of_a_result():
+    good, bad = run("trl", 10.0), run("trl", None, error="out of memory")
+    assert merged([good, bad]) == [good]
+    assert merged([bad, good]) == [good]
+    assert merged([good, run("trl", 12.0)])[0]["trained_tokens_per_s"] == 12.0
+
+
+def test_workloads_have_the_sizes_that_they_are_named_for():
+    assert (W1.merged, W1.unique, W1.trained) == (5360, 4000 + 16 * 1360, 5760)
+    assert 63_000 <= W3.merged <= 65_000
+    for work in (SMALL["w1"], WORKLOADS["g4"]):
+        (members,) = groups(work, 1024)
+        assert all(len(m.ids) == work.merged for m in members)
+        assert sum(sum(m.sampled) for m in members) == work.trained
+        assert math.isclose(sum(m.advantage for m in members), 0.0, abs_tol=1e-9)
+        (group,) = trajectory_groups([members])
+        assert sum(len(s.tokens.completion) for t in group for s in t.steps) == work.trained
