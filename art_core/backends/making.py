@@ -20,7 +20,7 @@ from art_core.inference.replicas import ReplicaSet
 if TYPE_CHECKING:
     from art_core.training.grpo import Trainer
     from art_core.training.launch import TrainerProcesses
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
 
 def engine_kind(config: EngineConfig) -> str:
@@ -38,7 +38,7 @@ def load_policy(
     """The base model with the adapter that is trained; ``device`` None: on the GPU, if there is one."""
     import torch
 
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     dtype = "float32" if engine.deterministic and engine.dtype == "auto" else engine.dtype
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -30,9 +30,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-CONNECTIONS = 256
-"""Calls under way for each replica; further ones wait in the gateway."""
-
 
 class ReplicaSet:
     """Serves one policy from several engines, behind a gateway.
@@ -42,6 +39,7 @@ class ReplicaSet:
         endpoint: resolves the plain policy name to a version; None: names must say the version.
         host: where the gateway listens.
         port: its port; 0 for any free one.
+        connections: calls under way for each replica; further ones wait in the gateway.
         patience: seconds that a call waits while no replica is up, and that a publication waits for one.
         replaces: whether a version takes the place of the one before it (``publish="merged"``), for which
             one replica after the other is drained.
@@ -55,6 +53,7 @@ class ReplicaSet:
         endpoint: PolicyEndpoint | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        connections: int = 256,
         patience: float = 600.0,
         replaces: bool = False,
         on_event: EventListener | None = None,
@@ -64,6 +63,7 @@ class ReplicaSet:
         self._engines = tuple(engines)
         self._endpoint = endpoint
         self._place = host, port
+        self._connections = connections
         self._patience = patience
         self._replaces = replaces
         self._members: list[Member] = []
@@ -159,7 +159,7 @@ class ReplicaSet:
             self._endpoint,
             host=host,
             port=port,
-            max_connections=CONNECTIONS * len(self._members),
+            max_connections=self._connections * len(self._members),
             router=router,
             patience=self._patience,
         ).start()

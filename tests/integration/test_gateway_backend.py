@@ -73,8 +73,7 @@ async def test_training_publishes_to_every_replica_that_the_backend_started(tmp_
         health = httpx.get(f"{model.gateway.url}/health").json()
         assert health["status"] == "ok"
         assert [r["versions"] for r in health["replicas"]] == [["agent@0", "agent@1"]] * 2
-        process = model._registered.engine.engines[0]._keeper.process  # type: ignore[attr-defined]
-        os.kill(process.pid, signal.SIGKILL)
+        os.kill(model._registered.engine.engines[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         store = model._registered.store  # type: ignore[attr-defined]
         deadline = time.monotonic() + 20
         while not any(event.kind == "replica_back" for event in store.events()):
