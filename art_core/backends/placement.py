@@ -42,7 +42,7 @@ def place(parallel: ParallelConfig, engine: EngineConfig, kind: str, visible: Se
     if devices is None:
         free = [i for i, name in enumerate(visible) if name not in serving]
         shared = [i for i, name in enumerate(visible) if name in serving]
-        # Too few of them in all is for `launch.rank_environment` to say.
+        # Too few of them in all is for `rank_process.rank_environment` to say.
         devices = tuple([*free, *shared, *range(len(visible), parallel.processes)][: parallel.processes])
     names = {visible[i] for i in devices if i < len(visible)}
     return Placement(parallel.replace(devices=devices), apart=not names & serving)

@@ -10,17 +10,14 @@ their processes end, fork or import the caller's main module, and take over its 
 """
 
 import io
-import logging
-import os
 import pickle
 import shutil
-import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +25,16 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from art_core.config import LoRAConfig, ParallelConfig, TrainConfig
-from art_core.errors import ArtError, ConfigError, TrainerProcessError
-from art_core.inference.processes import ManagedProcess
+from art_core.errors import ArtError, TrainerProcessError
 from art_core.selection import Train, as_selection
 from art_core.training.policy import Policy
 from art_core.training.rank import Call, Description, Done, Place, Progress, Raised, Setup
+from art_core.training.rank_process import LOOK_SECONDS, START_TIMEOUT, RankProcess, rank_environment
 from art_core.training.report import TrainReport
 from art_core.types import Step, TrajectoryGroup
 
-logger = logging.getLogger(__name__)
-
-START_TIMEOUT = 600.0
-"""Seconds until every rank must have loaded the model."""
-
 ALONE_SECONDS = 10.0
 """How long after one rank failed the others may take to say that they failed alike."""
-
-LOOK_SECONDS = 0.5
 
 
 class ChosenSteps:
@@ -123,7 +113,7 @@ class TrainerProcesses:
         self.config = config
         self.lock = threading.RLock()
         self._size = parallel.processes
-        self._ranks: list[_Rank] = []
+        self._ranks: list[RankProcess] = []
         self._scratch = Path(tempfile.mkdtemp(prefix="art-trainer-"))
         self._ended: str | None = None
         try:
@@ -139,7 +129,9 @@ class TrainerProcesses:
                 for rank in range(self._size)
             ]
             for setup in setups:
-                self._ranks.append(_Rank(setup.place.rank, self._scratch, environment, log_dir / "trainer"))
+                self._ranks.append(
+                    RankProcess(setup.place.rank, self._scratch, environment, log_dir / "trainer")
+                )
             deadline = time.monotonic() + START_TIMEOUT
             for rank, setup in zip(self._ranks, setups, strict=True):
                 rank.connect(deadline)
@@ -289,102 +281,3 @@ class TrainerProcesses:
             f"{len(raised)} of {self._size} trainer processes failed in {method}; all have been ended, and "
             f"training can go on from the last checkpoint:\n{said}"
         )
-
-
-class _Rank:
-    """One process and the socket to it."""
-
-    def __init__(self, number: int, scratch: Path, environment: Mapping[str, str], log_dir: Path) -> None:
-        self.number = number
-        self.pipe: Connection[Any, Any]
-        address = scratch / f"rank-{number}"
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(address))
-        self._listening.listen(1)
-        self._listening.settimeout(LOOK_SECONDS)
-        self.process = ManagedProcess(
-            [sys.executable, "-m", "art_core.training.rank", str(address)],
-            env=dict(environment),
-            log=log_dir / f"rank-{number}.log",
-            grace=2.0,
-        )
-
-    def __str__(self) -> str:
-        return f"rank {self.number} (log: {self.process.log})"
-
-    def connect(self, deadline: float) -> None:
-        while True:
-            try:
-                joined, _ = self._listening.accept()
-                break
-            except TimeoutError:
-                if self.process.exit_status is not None:
-                    raise self._gone() from None
-                if time.monotonic() > deadline:
-                    raise TrainerProcessError(f"{self} did not come up in {START_TIMEOUT:g} s") from None
-        joined.setblocking(True)
-        self.pipe = Connection(joined.detach())
-        self._listening.close()
-
-    def send(self, message: bytes) -> None:
-        try:
-            self.pipe.send_bytes(message)
-        except OSError:
-            raise self._gone() from None
-
-    def receive(self) -> Any:
-        try:
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            raise self._gone() from None
-
-    def _gone(self) -> TrainerProcessError:
-        until = time.monotonic() + 5
-        while self.process.exit_status is None and time.monotonic() < until:
-            time.sleep(0.01)
-        how = self.process.describe_exit() or "closed its connection"
-        return TrainerProcessError(
-            f"trainer process {self} {how}; all have been ended, and training can go on from the last "
-            f"checkpoint. It said last:\n{self.process.tail(30)}"
-        )
-
-    def ask_to_end(self) -> None:
-        try:
-            self.pipe.send_bytes(pickle.dumps(None))
-        except (OSError, AttributeError):  # it is gone, or never connected
-            logger.debug("%s is gone already", self)
-
-    def close(self) -> None:
-        self._listening.close()
-        self.process.close()
-        if hasattr(self, "pipe"):
-            self.pipe.close()
-
-
-def rank_environment(parallel: ParallelConfig) -> dict[str, str]:
-    """The environment of the ranks: this process's, with their GPUs alone and the import path.
-
-    NCCL's variables are handed on as they are.
-
-    Raises:
-        ConfigError: there are fewer GPUs than processes.
-    """
-    environment = dict(os.environ)
-    # Our own modules must be found before the parent's search path has been received.
-    ours = str(Path(__file__).resolve().parents[2])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [ours, environment.get("PYTHONPATH")]))
-    visible = torch.cuda.device_count()
-    if not visible:
-        if parallel.devices is not None:
-            raise ConfigError(f"devices={parallel.devices}: there is no GPU here")
-        return environment
-    devices = parallel.devices if parallel.devices is not None else tuple(range(parallel.processes))
-    if max(devices) >= visible:
-        raise ConfigError(
-            f"{parallel.processes} trainer processes need GPUs {', '.join(map(str, devices))}, but {visible} "
-            "are visible: lower processes, or name others with devices"
-        )
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = named.split(",") if named else [str(i) for i in range(visible)]
-    environment["CUDA_VISIBLE_DEVICES"] = ",".join(names[i] for i in devices)
-    return environment

@@ -18,9 +18,10 @@ from art_core.config import GuardrailConfig, LossName, ParallelConfig, Strategy,
 from art_core.errors import ConfigError, NothingToTrainError, TrainerProcessError
 from art_core.inference.process_guard import signal_group
 from art_core.model import TrainableModel
-from art_core.training import checkpoints, launch
+from art_core.training import checkpoints, rank_process
 from art_core.training.grpo import Trainer
-from art_core.training.launch import TrainerProcesses, rank_environment
+from art_core.training.launch import TrainerProcesses
+from art_core.training.rank_process import rank_environment
 from art_core.types import TrajectoryGroup
 
 CONFIG = TrainConfig(
@@ -276,7 +277,7 @@ def test_a_model_that_cannot_be_loaded_is_said_as_without_processes(tmp_path: Pa
 
 
 def test_devices_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch.torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(rank_process.torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     found = rank_environment(ParallelConfig(processes=2, devices=(1, 3)))
