@@ -35,7 +35,7 @@ demo: $(VENV)/.demo-installed ## a language model learns tic-tac-toe inside a La
 
 test: lint model ## lint, types, layers and every test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --ignore tests/vllm tests
-	$(PYTEST) tests/vllm
+	$(PYTEST) --engine vllm tests/vllm tests/conformance/engine
 	@echo "make test: formatting, lint, types, layers and tests are green"
 
 lint: $(VENV)/.dev-installed ## formatting, lint, types, layers between packages
