@@ -364,7 +364,7 @@ def trained(job: Job, policy: Any) -> Way:
 
 def peft_policy(job: Job, kernels: str) -> Any:
     from art_core.config import LoRAConfig
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     return PeftPolicy.load(
         job.directory,

@@ -210,7 +210,7 @@ class Load:
 
 def write_adapters(directory: Path, root: Path, args: argparse.Namespace) -> list[Path]:
     """Two random adapters of the model."""
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     found = [root / str(number) for number in (1, 2)]
     if all((path / "adapter_config.json").exists() for path in found):
@@ -228,7 +228,7 @@ def write_adapters(directory: Path, root: Path, args: argparse.Namespace) -> lis
 async def two_embedded(args: argparse.Namespace, directory: Path, adapters: list[Path]) -> dict[str, Any]:
     """The CPU form: two embedded engines behind the gateway; a publication to both under load."""
     from art_core.inference.embedded import EmbeddedEngine
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     config = EngineConfig(kind="embedded", dtype="float32", max_model_len=512)
     policies = [PeftPolicy.load(str(directory), LORA, dtype="float32") for _ in range(2)]

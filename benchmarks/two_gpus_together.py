@@ -15,7 +15,7 @@ import torch
 
 from art_core.config import GuardrailConfig, LoRAConfig, ParallelConfig, TrainConfig
 from art_core.training.launch import TrainerProcesses
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from benchmarks.train_step_work import SMALL, W1, Workload, groups, trajectory_groups, write_model
 
 LORA = LoRAConfig(rank=16, alpha=32)

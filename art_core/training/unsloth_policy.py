@@ -24,7 +24,8 @@ from art_core.config import DTypeName, LoRAConfig
 from art_core.errors import ConfigError
 from art_core.training.layout import Layout
 from art_core.training.layout import Path as LayoutPath
-from art_core.training.policy import PeftPolicy, resolve_dtype
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import resolve_dtype
 
 ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """What ``all-linear`` stands for: the layers that Unsloth's kernels adapt."""

@@ -12,7 +12,8 @@ from art_core.config import LoRAConfig
 from art_core.training.layout import PATHS
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.paths import PathChoice, probe
-from art_core.training.policy import TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import TRAINING
 from art_core.training.token_tree import TokenTree, build_tree
 
 pytestmark = [

@@ -47,7 +47,7 @@ def model_dir(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def adapters(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[PolicyVersion, Path]:
     """Versions 1 and 2: random adapters that change what the model says."""
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     policy = PeftPolicy.load(str(model_dir), LORA, dtype="bfloat16", device="cuda")
     found: dict[PolicyVersion, Path] = {}

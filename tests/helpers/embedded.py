@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.inference.embedded import EmbeddedEngine
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.types import PolicyVersion
 
 MODEL = "tiny"

@@ -244,7 +244,7 @@ def embedded(family: Family, folder: Path, **settings: Any) -> Iterator[EngineUn
     from helpers.embedded import forward_logprobs
 
     from art_core.inference.embedded import EmbeddedEngine
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     policy = PeftPolicy.load(str(parrot.parrot(family)), LORA, dtype="float32")
     settings = {"dtype": "float32", "max_model_len": CONTEXT, "max_batch": SLOTS, **settings}
@@ -279,7 +279,7 @@ def vllm(model: Path | None, folder: Path, python: Path | None, dtype: str) -> I
     from helpers.embedded import forward_logprobs
 
     from art_core.inference.vllm import VLLMEngine
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     directory = model or parrot.parrot("qwen3")
     family: Family | None = "qwen3" if model is None else None

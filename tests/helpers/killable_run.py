@@ -17,7 +17,7 @@ from helpers.training import group, step, trajectory
 from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
 from art_core.training import checkpoints
 from art_core.training.grpo import Trainer
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.types import TrajectoryGroup
 
 STEPS = 60

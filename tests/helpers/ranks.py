@@ -11,7 +11,7 @@ import torch
 
 from art_core.config import LoRAConfig
 from art_core.training.layout import Layout
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 
 LORA = LoRAConfig(rank=4, alpha=8)
 

@@ -19,7 +19,8 @@ from helpers.training import sample  # noqa: E402
 
 from art_core.config import LoRAConfig  # noqa: E402
 from art_core.training.logprobs import entry_logprobs  # noqa: E402
-from art_core.training.policy import BASE, TRAINING, PeftPolicy  # noqa: E402
+from art_core.training.peft_policy import PeftPolicy  # noqa: E402
+from art_core.training.policy import BASE, TRAINING  # noqa: E402
 from art_core.training.token_tree import build_tree  # noqa: E402
 from art_core.training.unsloth_policy import UnslothPolicy  # noqa: E402
 

@@ -17,7 +17,7 @@ from art_core.config import EngineConfig
 from art_core.errors import EngineError
 from art_core.inference.embedded import EmbeddedEngine, scheduler
 from art_core.inference.embedded.sampling import Draw, Sampled
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.types import PolicyVersion
 
 HELLO = [{"role": "user", "content": "hello"}]

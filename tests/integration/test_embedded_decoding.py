@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, InternalServerError
 from openai.types.chat import ChatCompletion
 
 from art_core.config import LoRAConfig
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.types import PolicyVersion
 
 

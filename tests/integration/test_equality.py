@@ -22,7 +22,8 @@ from art_core.training.batch import minibatch, prepare
 from art_core.training.coefficients import Coefficients
 from art_core.training.layout import PATHS
 from art_core.training.memory import TokenBudget
-from art_core.training.policy import TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import TRAINING
 from art_core.training.ranks import Alone
 from art_core.training.samples import Sample, canonical
 from art_core.training.update import Passes, UpdateFigures, accumulate_policy_gradient

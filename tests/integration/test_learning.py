@@ -16,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from art_core.config import LoRAConfig, LossName, TrainConfig
 from art_core.training.grpo import Trainer
-from art_core.training.policy import TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import TRAINING
 from art_core.training.samples import NO_ADVANTAGE
 from art_core.types import TrajectoryGroup
 

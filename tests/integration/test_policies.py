@@ -13,7 +13,8 @@ from art_core.training.forward import Kernels
 from art_core.training.layout import PATHS
 from art_core.training.layout import Path as LayoutPath
 from art_core.training.logprobs import entry_logprobs
-from art_core.training.policy import BASE, TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import BASE, TRAINING
 from art_core.training.token_tree import TokenTree, build_tree
 
 LORA = LoRAConfig(rank=4, alpha=8)

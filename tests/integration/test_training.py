@@ -20,7 +20,8 @@ from art_core.training.coefficients import Coefficients
 from art_core.training.grpo import Trainer
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.losses import policy_loss
-from art_core.training.policy import TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import TRAINING
 from art_core.training.samples import Sample
 from art_core.training.token_tree import TokenTree, build_tree, split, to_rows
 from art_core.training.update import accumulate_policy_gradient

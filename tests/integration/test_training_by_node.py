@@ -18,7 +18,8 @@ from art_core.errors import ConfigError, NothingToTrainError
 from art_core.scoring import Reward
 from art_core.selection import NOT_SELECTED, Nodes
 from art_core.training.grpo import Trainer
-from art_core.training.policy import TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import TRAINING
 from art_core.types import Scenario, Trajectory, TrajectoryGroup
 from art_langgraph import ChatART, agather
 

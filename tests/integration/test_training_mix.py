@@ -14,7 +14,7 @@ from art_core.training import checkpoints
 from art_core.training.batch import prepare
 from art_core.training.grpo import Trainer
 from art_core.training.optimizer import Optimizer
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.training.samples import TRUNCATED
 from art_core.types import TrajectoryGroup
 

@@ -11,7 +11,8 @@ from helpers.training import group, same, sample, step, trajectory, weights
 from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
 from art_core.errors import ChatTemplateError, ConfigError, NothingToTrainError
 from art_core.training.grpo import Trainer
-from art_core.training.policy import TRAINING, PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
+from art_core.training.policy import TRAINING
 from art_core.training.samples import Sample, fork_rate
 from art_core.training.sft import Conversation, conversation_samples, supervised_samples
 from art_core.training.token_tree import build_tree

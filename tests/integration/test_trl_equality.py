@@ -22,7 +22,7 @@ from art_core.config import LoRAConfig, TrainConfig
 from art_core.training.batch import minibatch
 from art_core.training.coefficients import Coefficients
 from art_core.training.memory import TokenBudget
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.training.ranks import Alone
 from art_core.training.samples import Sample, canonical
 from art_core.training.update import Passes, accumulate_policy_gradient

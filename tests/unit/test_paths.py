@@ -12,7 +12,7 @@ from art_core.errors import ConfigError
 from art_core.training.layout import PATHS, Layout
 from art_core.training.layout import Path as LayoutPath
 from art_core.training.paths import PathChoice, places, probe
-from art_core.training.policy import PeftPolicy
+from art_core.training.peft_policy import PeftPolicy
 from art_core.training.ranks import Alone
 from art_core.training.token_tree import TokenTree, build_tree
 

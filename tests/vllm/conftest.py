@@ -16,7 +16,7 @@ from art_core.types import PolicyVersion
 
 if TYPE_CHECKING:
     from art_core.inference.vllm import VLLMEngine
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
 LORA = LoRAConfig(rank=4, alpha=8)
 HERE = Path(__file__).parent
@@ -68,7 +68,7 @@ def model_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def trainer(model_dir: Path) -> "PeftPolicy":
-    from art_core.training.policy import PeftPolicy
+    from art_core.training.peft_policy import PeftPolicy
 
     return PeftPolicy.load(str(model_dir), LORA, dtype="bfloat16")
 
