@@ -359,6 +359,7 @@ class LocalRegistration:
                 if not self._apart:
                     await self.engine.resume()
                 self._monitor.begin()
+            await self._serving.tidy()
             self.store.log_metrics(self._run, self.current_version().number, {**report.metrics, **served})
             return report
 

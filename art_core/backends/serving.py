@@ -3,8 +3,8 @@
 Invariant: a version is current only once the engine serves it; a version that is held is neither retired nor
 is its checkpoint pruned, and one that is retired is not leased again before it is served again.
 
-`publish` makes the next version current and lets go of what nobody needs; `hold` serves an older one beside
-it for as long as somebody wants it.
+`publish` makes the next version current, `tidy` lets go of what nobody needs; `hold` serves an older one
+beside it for as long as somebody wants it.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Serving:
         return PolicyVersion(self._model, newest + 1)
 
     async def publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:
-        """Serve a version and make it current; then retire and prune what nobody holds.
+        """Serve a version and make it current.
 
         Raises:
             EngineError: the engine refuses it; what was current still is.
@@ -78,6 +78,13 @@ class Serving:
         async with self._changing:
             await self._serve(version, adapter_dir)
             self.current = version
+
+    async def tidy(self) -> None:
+        """Retire and prune what nobody needs; not while the engine is paused.
+
+        An engine may wait for the last requests of what it retires, and a pause holds them.
+        """
+        async with self._changing:
             await self._let_go()
 
     async def hold(self, number: int) -> Callable[[], Awaitable[None]]:
@@ -96,8 +103,7 @@ class Serving:
 
         async def release() -> None:
             held.close()
-            async with self._changing:
-                await self._let_go()
+            await self.tidy()
 
         return release
 

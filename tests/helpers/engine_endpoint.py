@@ -50,5 +50,6 @@ class EngineEndpoint:
         return self.directory / f"checkpoint-{number:08d}" / "adapter"
 
     async def publish(self, number: int) -> None:
-        """Serve the adapter that was written there, and make it current."""
+        """Serve the adapter that was written there, make it current, and let go of what nobody needs."""
         await self.serving.publish(PolicyVersion(self.name, number), self.adapter_dir(number))
+        await self.serving.tidy()

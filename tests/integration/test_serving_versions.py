@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import openai
 import pytest
 from helpers.tiny import tiny_model
 
@@ -114,6 +116,30 @@ def test_a_version_that_was_let_go_is_not_leased_any_more(model: TrainableModel)
         pass
     with contextlib.closing(model.serve(1)), model.lease(PolicyVersion("agent", 1)) as version:
         assert version.number == 1
+
+
+def test_a_client_that_a_pause_holds_on_an_old_version_does_not_stop_training(
+    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
+):
+    """A stock client, of which nobody knows that it holds a version."""
+    learn(model, 2)
+    client = openai.OpenAI(base_url=model.base_url, api_key="none", max_retries=0, timeout=60)
+    engine = model._registered.engine  # type: ignore[attr-defined]
+    pause = engine.pause
+    with ThreadPoolExecutor() as threads:
+        asked = []
+
+        async def ask_in_the_pause() -> None:
+            await pause()
+            create = client.chat.completions.create
+            asked.append(threads.submit(create, model="agent@1", messages=ASK, max_tokens=1))
+            while not engine._scheduler._jobs["agent@1"]:
+                await asyncio.sleep(0.01)
+
+        monkeypatch.setattr(engine, "pause", ask_in_the_pause)
+        learn(model, 1)
+        assert asked[0].result(60).model == "agent@1"
+    assert served(model) == [2, 3]
 
 
 async def test_a_rollout_that_holds_a_version_keeps_it_served(model: TrainableModel):
