@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -196,6 +197,9 @@ def parrot(family: Family) -> Path:
             except OSError:
                 if not done.exists():  # another process may have been quicker
                     raise
+        for other in CACHE.glob(f"parrot-{family}-*"):
+            if other != done:
+                shutil.rmtree(other, ignore_errors=True)  # of an earlier recipe
     return done
 
 
