@@ -35,7 +35,8 @@ def frozen_head_logprobs(
     Args:
         hidden: [rows, width].
         weight: the head's, which gets no gradient  [vocabulary, width].
-        rows: which row each target is read at, ascending  [targets].
+        rows: which row each target is read at, ascending; better in the host's memory, since where chunks
+            begin is decided there  [targets].
         tokens: [targets].
         chunk: rows whose logits exist at the same time; None: `rows_at_a_time`.
 
@@ -47,7 +48,8 @@ def frozen_head_logprobs(
     size = -(-len(hidden) // count)  # chunks of one size are one case to the compiler
     edges = torch.arange(0, count + 1, device=rows.device) * size
     bounds = torch.searchsorted(rows, edges).tolist()
-    return _FrozenHead.apply(hidden, weight, rows, tokens, size, list(pairwise(bounds)))
+    at = rows.to(hidden.device, non_blocking=True)
+    return _FrozenHead.apply(hidden, weight, at, tokens, size, list(pairwise(bounds)))
 
 
 def _statistics(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -59,24 +59,28 @@ def entry_logprobs(
     targets, entry_target = np.unique(tree.entries.node, return_inverse=True)
     layout = lay_out(tree, targets, policy.path)
     places, target_row = np.unique(layout.places, return_inverse=True)
-    rows = policy.states(layout)[torch.from_numpy(places).to(device)]
     # Sorted by row, so that each chunk of rows owns a slice of the targets.
     order = np.argsort(target_row, kind="stable")
-    read_at = torch.from_numpy(target_row[order]).to(device)
-    tokens = torch.from_numpy(tree.token_ids[targets][order]).to(device)
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    # All indices go to the device first: a copy that follows the model's pass would wait for it.
+    columns = (places, tree.token_ids[targets][order], back[entry_target], target_row[entry_target])
+    at, tokens, own_target, own_row = (torch.from_numpy(c).to(device) for c in columns)
+    read_at = torch.from_numpy(target_row[order])
+    rows = policy.states(layout)[at]
     if policy.head_weight is not None:
         logprob, entropy = frozen_head_logprobs(rows, policy.head_weight, read_at, tokens, chunk=chunk)
         entropy = entropy if entropy_gradient else entropy.detach()
     else:
         logprob, entropy = target_logprobs(
-            policy.head, rows, read_at, tokens, entropy_gradient=entropy_gradient, chunk=chunk or CHUNK
+            policy.head,
+            rows,
+            read_at.to(device),
+            tokens,
+            entropy_gradient=entropy_gradient,
+            chunk=chunk or CHUNK,
         )
-    back = np.empty_like(order)
-    back[order] = np.arange(len(order))
-    return EntryLogprobs(
-        logprob[torch.from_numpy(back[entry_target]).to(device)],
-        entropy[torch.from_numpy(target_row[entry_target]).to(device)],
-    )
+    return EntryLogprobs(logprob[own_target], entropy[own_row])
 
 
 def check_length(policy: Policy, tree: TokenTree) -> None:

@@ -17,11 +17,9 @@ then the range".
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from art_core.training.samples import Sample, canonical
 
@@ -270,21 +268,3 @@ def pieces_of(tree: TokenTree, bounds: Sequence[int]) -> list[TokenTree]:
 def to_rows(tree: TokenTree) -> list[TokenTree]:
     """The tree as root-to-leaf rows: each is a tree without branches, each entry is in one of them."""
     return pieces_of(tree, range(len(tree.branch_starts) + 1))
-
-
-def attention_mask(tree: TokenTree, among: Bools | None = None, device: Any = None) -> torch.Tensor:
-    """Who sees whom: a token attends to its ancestors and itself.
-
-    Args:
-        tree: the tree.
-        among: keep these nodes only  [nodes]; None: all.
-        device: where the mask goes.
-
-    Returns:
-        Booleans  [1, 1, queries, keys], as transformers takes for SDPA.
-    """
-    enter = np.arange(len(tree)) if among is None else np.flatnonzero(among)
-    at = torch.from_numpy(enter).to(device)
-    exits = torch.from_numpy(tree.exit[enter]).to(device)
-    mask = (at[None, :] <= at[:, None]) & (at[:, None] < exits[None, :])
-    return mask[None, None]

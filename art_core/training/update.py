@@ -6,6 +6,7 @@ Invariant: the gradient is that of the whole minibatch, however its tree was cut
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,6 +74,19 @@ class UpdateFigures:
         return float(kl(self.old_logprob[known], self.logprob[known]).mean()) if known.any() else 0.0
 
 
+class PieceFigures(NamedTuple):
+    """What an update saw of one piece; attributes as in `UpdateFigures`, the loss still on the device."""
+
+    loss: Tensor
+    logprob: Tensor
+    old_logprob: Tensor
+    entropy: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    importance: Tensor
+    kl_base: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class Passes:
     """How passes over a tree are made: by which policy, in pieces of which size, shared with whom.
@@ -133,8 +147,8 @@ def accumulate_policy_gradient(
     low, high = config.clip_range
     policy = passes.policy
 
-    def work(mine: Share) -> list[UpdateFigures]:
-        parts: list[UpdateFigures] = []
+    def work(mine: Share) -> list[PieceFigures]:
+        parts: list[PieceFigures] = []
         for i, piece in enumerate(mine.pieces):
             with policy.using(TRAINING):
                 new = entry_logprobs(policy, piece, entropy_gradient=bonus > 0)
@@ -175,8 +189,8 @@ def accumulate_policy_gradient(
                 loss = mine.counted(i, loss)
                 loss.backward()
             parts.append(
-                UpdateFigures(
-                    float(loss.detach()),
+                PieceFigures(
+                    loss.detach(),
                     now,
                     old,
                     new.entropy.detach(),
@@ -196,8 +210,8 @@ def accumulate_sft_gradient(passes: Passes, tree: TokenTree) -> UpdateFigures:
     """Add this rank's part of the gradient of a tree's negative log-likelihood, weighted by its weights."""
     policy = passes.policy
 
-    def work(mine: Share) -> list[UpdateFigures]:
-        parts: list[UpdateFigures] = []
+    def work(mine: Share) -> list[PieceFigures]:
+        parts: list[PieceFigures] = []
         for i, piece in enumerate(mine.pieces):
             # Dropout helps imitation; a policy loss must see the policy that is served.
             with policy.using(TRAINING), policy.dropout():
@@ -208,15 +222,13 @@ def accumulate_sft_gradient(passes: Passes, tree: TokenTree) -> UpdateFigures:
                 loss.backward()
             none = now.new_empty(0)
             old = _tensor(piece.entries.old_logprob, now)
-            parts.append(
-                UpdateFigures(float(loss.detach()), now, old, new.entropy, none, none.bool(), none, none)
-            )
+            parts.append(PieceFigures(loss.detach(), now, old, new.entropy, none, none.bool(), none, none))
         return parts
 
     return _whole(passes, tree, work)
 
 
-def _whole(passes: Passes, tree: TokenTree, work: Callable[[Share], list[UpdateFigures]]) -> UpdateFigures:
+def _whole(passes: Passes, tree: TokenTree, work: Callable[[Share], list[PieceFigures]]) -> UpdateFigures:
     """Figures of the whole tree, from the pieces of all ranks."""
     mine, parts = passes.budget.run(tree, work)
     ranks = passes.ranks
@@ -224,7 +236,9 @@ def _whole(passes: Passes, tree: TokenTree, work: Callable[[Share], list[UpdateF
     def whole(columns: Sequence[Tensor]) -> Tensor:
         return ranks.sum(mine.whole(columns)) if len(columns[0]) else columns[0]
 
-    loss = ranks.sum(torch.tensor([sum(p.loss for p in parts)], dtype=torch.float64))
+    # Read once all pieces are on their way: each read waits for the device.
+    losses = [float(p.loss) for p in parts]
+    loss = ranks.sum(torch.tensor([sum(losses)], dtype=torch.float64))
     return UpdateFigures(
         float(loss),
         whole([p.logprob for p in parts]),

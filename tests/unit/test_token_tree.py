@@ -8,8 +8,9 @@ from helpers.training import sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from art_core.training.attention import TreeMask
 from art_core.training.samples import Sample, fork_rate
-from art_core.training.token_tree import TokenTree, attention_mask, build_tree, split, to_rows
+from art_core.training.token_tree import TokenTree, build_tree, split, to_rows
 
 TOKENS = st.integers(0, 2)
 
@@ -71,7 +72,7 @@ def test_the_tree_holds_each_distinct_prefix_once(batch: list[Sample]):
 @given(batches())
 def test_a_node_sees_exactly_its_ancestors_and_itself(batch: list[Sample]):
     tree = build_tree(batch)
-    mask = attention_mask(tree)[0, 0]
+    mask = TreeMask(tree.exit, torch.device("cpu")).dense()[0, 0]
     paths = [path(tree, node) for node in range(len(tree))]
     for q, whole in enumerate(paths):
         for k, prefix in enumerate(paths):
@@ -229,10 +230,3 @@ def _seconds(work) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
-
-
-def test_the_mask_may_be_asked_for_some_nodes_only():
-    tree = build_tree([sample([1, 2], [3]), sample([1, 2], [4, 5])])
-    whole = attention_mask(tree)[0, 0]
-    inner = torch.from_numpy(tree.inner)
-    assert torch.equal(attention_mask(tree, tree.inner)[0, 0], whole[inner][:, inner])
