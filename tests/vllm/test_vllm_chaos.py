@@ -16,6 +16,7 @@ from helpers.engine_endpoint import EngineEndpoint
 from langgraph.graph import END, START, StateGraph
 
 from art_core.inference.engine import EngineEvent
+from art_core.inference.vllm_stall import read_progress
 from art_core.store import Store
 from art_core.types import PolicyVersion, Scenario
 from art_langgraph import ChatART, agather
@@ -127,7 +128,10 @@ async def test_fifty_publishes_under_load_mix_nothing_up_fail_nothing_and_leak_n
         took = time.monotonic() - began
         late = Footprint(engine.pid)
         names = [c["id"] for c in (await http.get(f"{engine.base_url}/models")).json()["data"]]
+        progress = read_progress((await http.get(engine.base_url.removesuffix("v1") + "metrics")).text)
     assert all(task.done() for task in clients)
+    assert progress is not None, "a stuck engine would not be seen"
+    assert progress.steps > PUBLISHES
 
     # Everything was answered, each version by itself, also the long one, which outlived many.
     answers.append((PolicyVersion("agent", FIRST), long.result()))
