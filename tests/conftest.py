@@ -8,6 +8,9 @@ ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "ur
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--qwen", action="store_true", help="also test with a real model that calls tools (minutes, 1.2 GB)"
+    )
     group = parser.getgroup("engine conformance (tests/conformance/engine)")
     group.addoption(
         "--engine",
