@@ -11,9 +11,7 @@ its row sums are those of the whole softmax, as in ring attention (Liu et al. 20
 """
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +20,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from art_core.training.attention import KERNEL_OPTIONS, TreeMask
+from art_core.training.attention_kernels import CANDIDATES, CHAINS, Chains, DenseKernel, chains_of
 from art_core.training.token_tree import Ints
 
 logger = logging.getLogger(__name__)
-
-aten = torch.ops.aten
 
 SHORTEST_TRUNK = 512
 """Shorter trunks are left to FlexAttention: a rectangle must be worth its kernel."""
@@ -74,181 +71,7 @@ def _worth_it(root: Root) -> bool:
     return root.branch - root.start >= SHORTEST_TRUNK and root.end > root.branch
 
 
-# -- dense kernels that give and take log-sum-exps ---------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class DenseKernel:
-    """A kernel for attention without a mask, or causal among equally many queries and keys.
-
-    Attributes:
-        forward: (query, key, value, causal, scale) to output, log-sum-exp [1, heads, queries] and what
-            ``backward`` wants back.
-        backward: (gradient, query, key, value, output, log-sum-exp, kept, causal, scale) to the gradients
-            of query, key and value.
-    """
-
-    forward: Callable[..., tuple[Tensor, Tensor, Any]]
-    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
-
-
-def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
-    out, lse, *kept, _ = aten._scaled_dot_product_cudnn_attention(
-        q, k, v, None, True, 0.0, is_causal, False, scale=scale
-    )
-    return out, lse.view(lse.shape[:3]), (kept, lse.shape)
-
-
-def _cudnn_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
-) -> Any:
-    (cum_q, cum_k, max_q, max_k, seed, offset), shape = kept
-    is_causal, scale = how
-    return aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse.contiguous().view(shape), seed, offset, None, cum_q, cum_k, max_q, max_k,
-        0.0, is_causal, scale=scale,
-    )  # fmt: skip
-
-
-def _flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
-    out, lse, *kept, _ = aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, False, scale=scale)
-    return out, lse, kept
-
-
-def _flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
-) -> Any:
-    cum_q, cum_k, max_q, max_k, seed, offset = kept
-    is_causal, scale = how
-    return aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, is_causal, seed, offset,
-        scale=scale,
-    )  # fmt: skip
-
-
-def _cpu_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Any:
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, scale=scale)
-    return out, lse, ()
-
-
-def _cpu_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
-) -> Any:
-    is_causal, scale = how
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        grad, q, k, v, out, lse.contiguous(), 0.0, is_causal, scale=scale
-    )
-
-
-def _sharing_keys(kernel: DenseKernel) -> DenseKernel:
-    """The same for kernels that want as many key heads as query heads."""
-
-    def forward(q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Any:
-        times = q.shape[1] // k.shape[1]
-        return kernel.forward(q, k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1), *how)
-
-    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
-        times = q.shape[1] // k.shape[1]
-        dq, dk, dv = kernel.backward(
-            grad, q, k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1), *rest
-        )
-        return dq, dk.unflatten(1, (-1, times)).sum(2), dv.unflatten(1, (-1, times)).sum(2)
-
-    return DenseKernel(forward, backward)
-
-
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Branches that branch no further: rows one after another, each causal by itself.
-
-    Attributes:
-        bounds: where each begins, and where the last one ends  [chains + 1].
-        edges: the same on the device, as kernels take it.
-        longest: places of the longest.
-    """
-
-    bounds: list[int]
-    edges: Tensor
-    longest: int
-
-
-def chains_of(exits: Ints, device: torch.device) -> Chains | None:
-    """A forest's chains; None when some tree of it branches."""
-    bounds = [0]
-    while bounds[-1] < len(exits):
-        start = bounds[-1]
-        end = int(exits[start])
-        if (exits[start:end] != end).any():
-            return None
-        bounds.append(end)
-    edges = torch.tensor(bounds, dtype=torch.int32, device=device)
-    return Chains(bounds, edges, int(np.diff(bounds).max()))
-
-
-def _rows(t: Tensor) -> Tensor:
-    """[1, heads, n, width] as [n, heads, width]."""
-    return t[0].transpose(0, 1)
-
-
-def _flash_chains_forward(q: Tensor, k: Tensor, v: Tensor, chains: Chains, scale: float) -> Any:
-    edges, most = chains.edges, chains.longest
-    out, lse, *kept, _ = aten._flash_attention_forward(
-        _rows(q), _rows(k), _rows(v), edges, edges, most, most, 0.0, True, False, scale=scale
-    )
-    return out.transpose(0, 1)[None], lse.reshape(1, q.shape[1], q.shape[2]), (kept, lse.shape)
-
-
-def _flash_chains_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
-) -> Any:
-    (seed, offset), shape = kept
-    chains, scale = how
-    edges, most = chains.edges, chains.longest
-    found = aten._flash_attention_backward(
-        _rows(grad).contiguous(), _rows(q), _rows(k), _rows(v), _rows(out).contiguous(),
-        lse.contiguous().view(shape), edges, edges, most, most, 0.0, True, seed, offset, scale=scale,
-    )  # fmt: skip
-    return tuple(g.transpose(0, 1)[None] for g in found)
-
-
-def _cpu_chains_forward(q: Tensor, k: Tensor, v: Tensor, chains: Chains, scale: float) -> Any:
-    parts = [
-        _sharing_keys(CPU).forward(*(t[:, :, a:b] for t in (q, k, v)), True, scale)
-        for a, b in pairwise(chains.bounds)
-    ]
-    return torch.cat([p[0] for p in parts], dim=2), torch.cat([p[1] for p in parts], dim=2), ()
-
-
-def _cpu_chains_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
-) -> Any:
-    chains, scale = how
-    parts = [
-        _sharing_keys(CPU).backward(*(t[:, :, a:b] for t in (grad, q, k, v, out, lse)), kept, True, scale)
-        for a, b in pairwise(chains.bounds)
-    ]
-    return tuple(torch.cat([p[i] for p in parts], dim=2) for i in range(3))
-
-
-CUDNN = DenseKernel(_cudnn_forward, _cudnn_backward)
-FLASH = DenseKernel(_flash_forward, _flash_backward)
-CPU = DenseKernel(_cpu_forward, _cpu_backward)
-CHAINS = {
-    "cuda": DenseKernel(_flash_chains_forward, _flash_chains_backward),
-    "cpu": DenseKernel(_cpu_chains_forward, _cpu_chains_backward),
-}
-"""Kernels for `Chains` in the place of causality, by device."""
-
-CANDIDATES: dict[str, dict[str, DenseKernel]] = {
-    "cuda": {
-        "cudnn": CUDNN,
-        "flash": FLASH,
-        "cudnn, keys repeated": _sharing_keys(CUDNN),
-        "flash, keys repeated": _sharing_keys(FLASH),
-    },
-    "cpu": {"cpu": _sharing_keys(CPU)},
-}
-"""By device, fastest first; the first that proves itself on a small case is used."""
+# -- which kernels are right here ---------------------------------------------------------------------------
 
 _chosen: dict[tuple[Any, ...], DenseKernel | None] = {}
 _chains_work: dict[tuple[Any, ...], bool] = {}

@@ -87,7 +87,7 @@ def test_inputs_kept_in_the_hosts_memory_come_back_as_they_were(
     policy = load(directory, kernels="fused")
     policy.gradient_checkpointing = True
     expected = outcome(policy, tree())
-    monkeypatch.setattr("art_core.training.kernels.OFFLOADED_ABOVE", 0)
+    monkeypatch.setattr("art_core.training.kept_inputs.OFFLOADED_ABOVE", 0)
     found = outcome(policy, tree())
     assert torch.equal(found[0], expected[0])
     torch.testing.assert_close(found[1], expected[1], atol=1e-3, rtol=1e-2)

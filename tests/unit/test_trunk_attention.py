@@ -6,23 +6,20 @@ import torch
 from helpers.training import sample
 
 from art_core.training.attention import TreeMask, dense, padded_exits
+from art_core.training.attention_kernels import CHAINS, CPU, DenseKernel, chains_of, sharing_keys
 from art_core.training.layout import lay_out
 from art_core.training.token_tree import build_tree
 from art_core.training.trunk_attention import (
-    CHAINS,
-    CPU,
     Root,
     TrunkAttention,
-    _sharing_keys,
     chains_kernel,
-    chains_of,
     dense_kernel,
     rectangle_share,
     roots,
 )
 
 DEVICE = torch.device("cpu")
-KERNEL = _sharing_keys(CPU)
+KERNEL = sharing_keys(CPU)
 
 
 def exits_of(*samples: object) -> np.ndarray:
@@ -112,7 +109,7 @@ def test_a_kernel_that_is_wrong_is_not_chosen(monkeypatch: pytest.MonkeyPatch):
 
     from art_core.training import trunk_attention
 
-    wrong = trunk_attention.DenseKernel(forgetful, KERNEL.backward)
+    wrong = DenseKernel(forgetful, KERNEL.backward)
     monkeypatch.setattr(trunk_attention, "_chosen", {})
     monkeypatch.setitem(trunk_attention.CANDIDATES, "cpu", {"wrong": wrong})
     q, k = torch.empty(1, 6, 1, 16), torch.empty(1, 2, 1, 16)
