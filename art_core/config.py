@@ -433,8 +433,8 @@ class EngineConfig(Settings):
     prefix_cache_tokens: int = Field(
         default=65536,
         ge=0,
-        description="embedded: most tokens whose keys and values are in memory, those of running requests and "
-        "the prefix cache together; never less than max_model_len, so that one request fits",
+        description="embedded: most tokens whose keys and values are in memory, those of running requests "
+        "and the prefix cache together; never less than max_model_len, so that one request fits",
     )
     deterministic: bool = Field(
         default=False,

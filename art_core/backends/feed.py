@@ -30,8 +30,8 @@ class Served:
     Attributes:
         batches: to be trained, one call of the trainer each.
         left_out: rollouts that were held back, by reason.
-        metrics: ``staleness_mean`` and ``staleness_max`` (versions), ``groups_replayed``; and where groups are
-            replayed, ``reward_mean`` and ``reward_std`` of the others, in place of those of all.
+        metrics: ``staleness_mean`` and ``staleness_max`` (versions), ``groups_replayed``; and where groups
+            are replayed, ``reward_mean`` and ``reward_std`` of the others, in place of those of all.
     """
 
     batches: tuple[tuple[TrajectoryGroup, ...], ...]
@@ -72,8 +72,8 @@ class Feed:
                 young.append(kept)
         if left_out and not any(young):
             raise NothingToTrainError(
-                f"all {left_out.total()} rollouts are more than max_staleness={config.max_staleness} versions "
-                f"behind version {version}; collect new ones, or raise it"
+                f"all {left_out.total()} rollouts are more than max_staleness={config.max_staleness} "
+                f"versions behind version {version}; collect new ones, or raise it"
             )
         again = self._draw(version, config) if young else []
         if again:
