@@ -104,7 +104,6 @@ def measure(spec: dict[str, Any], directory: str, note: Any) -> dict[str, Any]:
     way = WAYS[spec["way"]](job)
     found: dict[str, Any] = {**spec, "work": described(work), "load_s": time.perf_counter() - began}
     times: list[float] = []
-    began = time.perf_counter()
     while len(times) <= spec["repeats"]:
         if len(times) == 1:
             reset(job)
@@ -113,6 +112,8 @@ def measure(spec: dict[str, Any], directory: str, note: Any) -> dict[str, Any]:
         if device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - at)
+        if len(times) == 1:
+            began = time.perf_counter()  # compiling takes no time from what is measured
         steady = statistics.median(times[1:] or times)
         found |= {
             "step_s": steady,
@@ -305,7 +306,20 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def write(out: Path, runs: Sequence[dict[str, Any]]) -> None:
+def place_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The machine that made several results, which must be one.
+
+    Raises:
+        SystemExit: they are of different machines, so that their ratios would mean nothing.
+    """
+    places = [{name: r[name] for name in ("hardware", "versions", "gpu")} for r in results]
+    for place in places[1:]:
+        if place != places[0]:
+            raise SystemExit(f"results of different machines are not merged: {places[0]} and {place}")
+    return places[0]
+
+
+def write(out: Path, runs: Sequence[dict[str, Any]], place: dict[str, Any] | None = None) -> None:
     """Results so far, beside the machine that made them; profiles go into files of their own."""
     from benchmarks.environment import environment
 
@@ -318,7 +332,8 @@ def write(out: Path, runs: Sequence[dict[str, Any]]) -> None:
         kept.append(
             {k: v for k, v in run.items() if k not in ("operators", "profile", "small", "seconds", "repeats")}
         )
-    result = {**environment(), "gpu": gpu_name(), "ratios": ratios(runs), "raw": {"runs": kept}}
+    made = place or {**environment(), "gpu": gpu_name()}
+    result = {**made, "ratios": ratios(runs), "raw": {"runs": kept}}
     out.write_text(json.dumps(result, indent=1) + "\n")
 
 
@@ -363,8 +378,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         worker(json.loads(spec), directory, Path(out))
         return
     if args.merge:
-        runs = merged(r for path in args.merge for r in json.loads(path.read_text())["raw"]["runs"])
-        write(args.out, runs)
+        results = [json.loads(path.read_text()) for path in args.merge]
+        runs = merged(r for result in results for r in result["raw"]["runs"])
+        write(args.out, runs, place_of(results))
         print(table(runs), json.dumps(ratios(runs), indent=1), sep="\n")
         return
     small_ways = ["tree_fused", "tree_modules", "packed_fused", "peft_rows", "peft_step_rows"]
