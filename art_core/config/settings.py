@@ -1,0 +1,38 @@
+"""Base of all settings: what any of them refuses, and how it says so.
+
+Invariant: an unknown or out-of-range setting is a `ConfigError` with its name, before any work starts.
+"""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from art_core.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Base of all settings: frozen, nothing unknown; mistakes are `ConfigError`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    def __init__(self, **data: Any) -> None:
+        try:
+            super().__init__(**data)
+        except ValidationError as invalid:
+            raise ConfigError(_explain(type(self), invalid)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """The same settings with some changed, validated again."""
+        return type(self)(**{**{k: getattr(self, k) for k in type(self).model_fields}, **changes})
+
+
+def _explain(settings: type[BaseModel], invalid: ValidationError) -> str:
+    lines: list[str] = []
+    for error in invalid.errors():
+        name = ".".join(str(part) for part in error["loc"]) or settings.__name__
+        if error["type"] == "extra_forbidden":
+            known = ", ".join(sorted(settings.model_fields))
+            lines.append(f"{name}: no such setting; known: {known}")
+        else:
+            lines.append(f"{name}={error['input']!r}: {error['msg']}")
+    return f"{settings.__name__}: " + "; ".join(lines)
