@@ -1,45 +1,27 @@
 """LocalBackend: serves and trains on this machine.
 
-Invariant: a version is written to disk before it is served, and served before it is current; a model
-that was trained here before goes on from its last checkpoint.
+Invariant: a model that was trained here before goes on from its last checkpoint, and one that cannot be
+registered leaves neither trainers nor the record open.
 
 Everything lies under ``root``: ``<project>.db`` is the record, ``<project>/<model>/checkpoints`` holds
 one directory per version with the adapter and the optimizer.
 """
 
 import asyncio
-import logging
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.backends.feed import Feed
 from art_core.backends.making import engine_kind, load_policy, make_engine, make_placement, make_trainer
-from art_core.backends.serving import SERVED_VERSIONS, Serving, write_base_adapter
+from art_core.backends.registration import LocalRegistration
+from art_core.backends.serving import SERVED_VERSIONS
 from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
-from art_core.inference.availability import Availability, availability_of
-from art_core.inference.engine import Engine, EngineEvent, Eventful
-from art_core.inference.gateway import Gateway
-from art_core.inference.pinned import PinnedEndpoint
-from art_core.inference.replicas import ReplicaSet
-from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
-from art_core.recording import Sink
-from art_core.selection import Train
-from art_core.store import RunState, Store
+from art_core.store import Store
 from art_core.sync import run_sync
-from art_core.training.knobs import KnobBoard, Knobs, Turned
-from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art_core.training.grpo import Trainer
     from art_core.training.launch import TrainerProcesses
-    from art_core.training.report import TrainReport
-
-logger = logging.getLogger(__name__)
 
 
 class LocalBackend:
@@ -115,7 +97,7 @@ class LocalBackend:
     def _directory(self, project: str, name: str) -> Path:
         return self.root / project / name / "checkpoints"
 
-    async def aregister(self, config: TrainableModelConfig) -> "LocalRegistration":
+    async def aregister(self, config: TrainableModelConfig) -> LocalRegistration:
         """Load and serve a model.
 
         Raises:
@@ -150,274 +132,3 @@ class LocalBackend:
             store.close()
             raise
         return registration
-
-
-class LocalRegistration:
-    """One model, served and trained on this machine. Is the model's `PolicyEndpoint`, too."""
-
-    def __init__(
-        self,
-        *,
-        config: TrainableModelConfig,
-        store: Store,
-        trainer: "Trainer | TrainerProcesses",
-        engine: Engine,
-        directory: Path,
-        keep_checkpoints: RetentionConfig,
-        apart: bool = False,
-    ) -> None:
-        self.config = config
-        self.store = store
-        self.engine = engine
-        self.api_key = "none"
-        self._trainer = trainer
-        self._apart = apart
-        self._directory = directory
-        self._scores: dict[int, float] = {}
-        self._metric = keep_checkpoints.metric
-        self._serving = Serving(
-            config.name,
-            engine,
-            directory,
-            keep_checkpoints,
-            base_adapter=self._base_adapter(),
-            scores=self._scores,
-        )
-        self._feed = Feed(seed=config.seed)
-        self._board = KnobBoard(directory.parent, config.train_config)
-        self._training = asyncio.Lock()
-        self._monitor = ServingMonitor(())
-        self._run = store.begin_run(config.name, config.model_dump(mode="json"))
-        self._sink = store.sink(self._run)
-        if isinstance(engine, ReplicaSet):
-            engine.bind(self)
-        if isinstance(engine, Eventful):
-            engine.on_event = self._keep_event
-
-    def _keep_event(self, event: EngineEvent) -> None:
-        self.store.add_event(self._run, event.kind, event.message, event.data)
-
-    def _base_adapter(self) -> Callable[[], Path] | None:
-        """How an engine is told to serve the base model, if it has to be told."""
-        from art_core.inference.embedded import EmbeddedEngine
-
-        engines = self.engine.engines if isinstance(self.engine, ReplicaSet) else (self.engine,)
-        if not any(isinstance(engine, EmbeddedEngine) for engine in engines):
-            return None
-        directory = self._directory.with_name("base-adapter")
-        return lambda: write_base_adapter(self._trainer.policy.save_adapter, directory)
-
-    # -- endpoint ----------------------------------------------------------------------------------
-
-    @property
-    def endpoint(self) -> "LocalRegistration":
-        """Where the model answers."""
-        return self
-
-    @property
-    def name(self) -> str:
-        """The policy's name, without a version."""
-        return self.config.name
-
-    @property
-    def base_url(self) -> str:
-        """The server, ending in ``/v1``."""
-        return self.engine.base_url
-
-    @property
-    def sink(self) -> Sink:
-        """The project's store."""
-        return self._sink
-
-    def current_version(self) -> PolicyVersion:
-        """The newest version that is served."""
-        return self._serving.current
-
-    @property
-    def availability(self) -> Availability:
-        """Whether the server can be asked now; it is restarted when it dies."""
-        return availability_of(self.engine)
-
-    def lease(self, version: PolicyVersion | None = None) -> AbstractContextManager[PolicyVersion]:
-        """Hold a version for the length of a call or of a rollout.
-
-        Raises:
-            EngineError: (when entered) it is not served any more.
-        """
-        return self._serving.lease(version)
-
-    async def aserve(self, number: int) -> PinnedEndpoint:
-        """Serve a version beside the current one, for as long as the endpoint is open.
-
-        Raises:
-            CheckpointError: its checkpoint is not on disk any more.
-            EngineError: the engine refuses it.
-        """
-        async with self._training:  # whose GPU a server may be asleep on
-            release = await self._serving.hold(number)
-        return PinnedEndpoint(self, PolicyVersion(self.name, number), release)
-
-    @property
-    def gateway(self) -> Gateway:
-        """What stands in front of the servers.
-
-        Raises:
-            ConfigError: nothing does.
-        """
-        if not isinstance(self.engine, ReplicaSet):
-            raise ConfigError(
-                f"model {self.name!r} is served without a gateway; register it with "
-                "LocalBackend(gateway=True)"
-            )
-        return self.engine.gateway
-
-    def wire_name(self, version: PolicyVersion) -> str:
-        """The name by which the server knows a version."""
-        return self.engine.wire_name(version) if isinstance(self.engine, ReplicaSet) else version.name
-
-    def trajectory(self, trajectory_id: str) -> Trajectory:
-        """A trajectory from the record."""
-        return self.store.trajectory(trajectory_id)
-
-    # -- life --------------------------------------------------------------------------------------
-
-    async def astart(self) -> None:
-        """Restore the last checkpoint, if there is one, and serve."""
-        from art_core.training import checkpoints
-
-        self._directory.mkdir(parents=True, exist_ok=True)  # beside it, knobs can be turned from now on
-        last = checkpoints.latest(self._directory)
-        version, adapter = PolicyVersion(self.name, 0), None
-        if last is not None:
-            checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
-            version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.adapter_dir
-            self._remember(checkpoint.state)
-            logger.info("model %s goes on from version %s", self.name, version)
-        await self.engine.start()
-        try:
-            await self._serving.publish(version, adapter)
-        except BaseException:
-            await self.engine.close()
-            raise
-        self._monitor = ServingMonitor(metric_sources(self.engine)).start()
-
-    async def aclose(self) -> None:
-        """Stop serving and close the record."""
-        await asyncio.to_thread(self._monitor.close)
-        await self.engine.close()
-        await asyncio.to_thread(self._trainer.close)
-        self.store.end_run(self._run, RunState.FINISHED)
-        self.store.close()
-
-    # -- learning ----------------------------------------------------------------------------------
-
-    async def atrain(
-        self,
-        batches: Sequence[Sequence[TrajectoryGroup]],
-        *,
-        train: Train = None,
-        imitate: Sequence[Any] = (),
-    ) -> "TrainReport":
-        """One call of the trainer per batch, then publish what came out."""
-        from art_core.training.report import merge_reports
-
-        kept = [
-            [replace(g, id=self.store.save_group(g, run_id=self._run)) for g in batch] for batch in batches
-        ]
-
-        def learn() -> "TrainReport":
-            version, config = self.current_version().number, self._board.config
-            served = self._feed.serve(kept, version, config)
-            report = merge_reports(
-                [self._trainer.train(batch, train=train, imitate=imitate) for batch in served.batches]
-            )
-            self._feed.keep(kept, version, config)
-            metrics = {**report.metrics, **served.metrics}
-            if (score := metrics.get(self._metric)) is not None:
-                self._scores[version] = score
-            return replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
-
-        return await self._learn(learn)
-
-    async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
-        """Supervised fine-tuning, then publish what came out."""
-        return await self._learn(lambda: self._trainer.sft(conversations, **options))
-
-    async def _learn(self, train: "Callable[[], TrainReport]") -> "TrainReport":
-        async with self._training:
-            self._note(self._board.read())
-            served = await asyncio.to_thread(self._monitor.window)
-            if not self._apart:  # otherwise rollouts may go on: see `art_core.learning`
-                await self.engine.pause()
-            try:
-                report = await asyncio.to_thread(self._as_turned, train)
-                for event in report.events:
-                    self.store.add_event(self._run, event.kind, event.message, asdict(event))
-                if report.updated:
-                    await self._publish()
-            finally:
-                if not self._apart:
-                    await self.engine.resume()
-                self._monitor.begin()
-            await self._serving.tidy()
-            self.store.log_metrics(self._run, self.current_version().number, {**report.metrics, **served})
-            return report
-
-    def _as_turned(self, train: "Callable[[], TrainReport]") -> "TrainReport":
-        if self._trainer.config != self._board.config:
-            self._trainer.set_config(self._board.config)
-        return train()
-
-    async def _publish(self) -> None:
-        from art_core.training import checkpoints
-
-        version = self._serving.next_version()
-        state = {"replay": self._feed.state(), "scores": {str(n): s for n, s in self._scores.items()}}
-        checkpoint = await asyncio.to_thread(
-            checkpoints.save, self._directory, self._trainer, version=version.number, state=state
-        )
-        await self._serving.publish(version, checkpoint.adapter_dir)
-        self.store.add_version(version, checkpoint.adapter_dir, run_id=self._run)
-
-    def _remember(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint kept for us."""
-        self._scores.update({int(n): score for n, score in state["scores"].items()})
-        self._board.read()
-        self._feed.restore(state["replay"], self.store.group, self._board.config)
-
-    # -- turning it while it runs --------------------------------------------------------------------
-
-    @property
-    def knobs(self) -> Knobs:
-        """Settings as they were turned; what is None is as configured."""
-        return self._board.knobs
-
-    def turn(self, **values: float | None) -> None:
-        """Turn knobs, from the next call of ``train`` on; see `TrainableModel.turn`."""
-        self._note(self._board.turn(**values))
-
-    def _note(self, turned: Sequence[Turned]) -> None:
-        for change in turned:
-            logger.info(change.message)
-            self.store.add_event(self._run, change.kind, change.message, asdict(change))
-
-    async def aresume_training(self) -> None:
-        """Train on after a guardrail's stop; see `TrainableModel.aresume_training`."""
-        async with self._training:
-            await asyncio.to_thread(self._trainer.resume)
-            self.store.add_event(self._run, "training_resumed", "training goes on after a stop", {})
-
-    async def asave_adapter(self, directory: Path) -> None:
-        """Write the adapter in training as a PEFT directory.
-
-        Raises:
-            CheckpointError: something else lies at that path.
-        """
-        if directory.exists() and not (directory.is_dir() and _is_adapter(directory)):
-            raise CheckpointError(f"{directory} exists and is no adapter directory; choose another path")
-        async with self._training:
-            await asyncio.to_thread(self._trainer.policy.save_adapter, directory)
-
-
-def _is_adapter(directory: Path) -> bool:
-    return not any(directory.iterdir()) or (directory / "adapter_config.json").exists()
