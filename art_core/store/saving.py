@@ -1,14 +1,18 @@
-"""Saving trajectories and groups that may be new, partly recorded, or recorded and scored since.
+"""Saving trajectories and groups that may be new, partly recorded, or recorded and scored since; and scores.
 
 Invariant: afterwards the store holds what was given, and nothing that it knew is lost: steps and spans
 are only added, a replaced reward stays in the history, and no reward is replaced by none.
 """
 
-from sqlalchemy import Connection, select, update
+import time
 
+from sqlalchemy import Connection, insert, select, update
+
+from art_core.errors import RewardError
 from art_core.store import codec
+from art_core.store.packing import clean_text
 from art_core.store.reading import read_spans
-from art_core.store.schema import steps, trajectories
+from art_core.store.schema import scores, steps, trajectories
 from art_core.store.sink import (
     ROLLOUT,
     insert_group,
@@ -17,8 +21,9 @@ from art_core.store.sink import (
     insert_spans,
     insert_steps,
     insert_trajectory,
+    unknown,
 )
-from art_core.types import Trajectory, TrajectoryGroup
+from art_core.types import RolloutStatus, Trajectory, TrajectoryGroup
 
 
 def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, run_id: str | None) -> str:
@@ -58,3 +63,49 @@ def save_trajectory(connection: Connection, member: Trajectory, run_id: str | No
             insert_spans(connection, member.id, codec.encode_spans(new))
     if found is None or (member.reward is not None and found.reward != member.reward):
         insert_reward(connection, member, ROLLOUT)
+
+
+def save_score(
+    connection: Connection,
+    trajectory_id: str,
+    reward: float,
+    components: str,
+    *,
+    author: str,
+    explanation: str,
+) -> None:
+    """Give a recorded trajectory a reward, and its history a line.
+
+    Args:
+        connection: in a transaction.
+        trajectory_id: whose reward it is.
+        reward: a finite number.
+        components: what it is made of, as JSON.
+        author: who says so.
+        explanation: why.
+
+    Raises:
+        RewardError: the rollout failed.
+        UnknownTrajectoryError: there is no such trajectory.
+    """
+    query = select(trajectories.c.status, trajectories.c.failure).where(trajectories.c.id == trajectory_id)
+    found = connection.execute(query).first()
+    if found is None:
+        raise unknown(trajectory_id, f"scoring trajectory {trajectory_id}")
+    if found.status == RolloutStatus.FAILED:
+        raise RewardError(
+            f"trajectory {trajectory_id} failed ({found.failure}) and cannot have a reward: a failure is not "
+            "a score"
+        )
+    values = {"reward": reward, "components": components}
+    connection.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
+    connection.execute(
+        insert(scores),
+        values
+        | {
+            "trajectory_id": trajectory_id,
+            "author": author,
+            "explanation": clean_text(explanation),
+            "created_at": time.time(),
+        },
+    )

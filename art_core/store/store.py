@@ -18,14 +18,14 @@ from typing import Any, Self, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
-from art_core.errors import RewardError, StoreError, UnknownTrajectoryError
+from art_core.errors import StoreError, UnknownTrajectoryError
 from art_core.recording import Sink, new_id
 from art_core.store import codec, reading
 from art_core.store.database import location, open_database, sqlite_url
 from art_core.store.database import reading as read_transaction
 from art_core.store.packing import clean_text, to_json
 from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
-from art_core.store.saving import save_group, save_trajectory
+from art_core.store.saving import save_group, save_score, save_trajectory
 from art_core.store.schema import (
     events,
     groups,
@@ -33,10 +33,9 @@ from art_core.store.schema import (
     policy_versions,
     runs,
     scenarios,
-    scores,
     trajectories,
 )
-from art_core.store.sink import StoreSink, insert_steps, unknown
+from art_core.store.sink import StoreSink, insert_steps
 from art_core.store.writer import Job, Writer
 from art_core.types import PolicyVersion, RolloutStatus, Trajectory, TrajectoryGroup, check_reward
 
@@ -142,37 +141,14 @@ class Store:
             RewardError: the reward is not a finite number, or the rollout failed.
             UnknownTrajectoryError: there is no such trajectory.
         """
-        what = f"scoring trajectory {trajectory_id}"
-        values = {
-            "reward": check_reward(reward, f"trajectory {trajectory_id}"),
-            "components": to_json(dict(components or {})),
-        }
-
-        def apply(connection: Connection) -> None:
-            query = select(trajectories.c.status, trajectories.c.failure).where(
-                trajectories.c.id == trajectory_id
-            )
-            found = connection.execute(query).first()
-            if found is None:
-                raise unknown(trajectory_id, what)
-            if found.status == RolloutStatus.FAILED:
-                raise RewardError(
-                    f"trajectory {trajectory_id} failed ({found.failure}) and cannot have a reward: a "
-                    "failure is not a score"
-                )
-            connection.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
-            connection.execute(
-                insert(scores),
-                values
-                | {
-                    "trajectory_id": trajectory_id,
-                    "author": author,
-                    "explanation": clean_text(explanation),
-                    "created_at": time.time(),
-                },
-            )
-
-        self._write(what, apply)
+        reward = check_reward(reward, f"trajectory {trajectory_id}")
+        made_of = to_json(dict(components or {}))
+        self._write(
+            f"scoring trajectory {trajectory_id}",
+            lambda connection: save_score(
+                connection, trajectory_id, reward, made_of, author=author, explanation=explanation
+            ),
+        )
 
     def trajectory(self, trajectory_id: str) -> Trajectory:
         """One trajectory with its steps, in the order in which they started.
