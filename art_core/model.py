@@ -8,7 +8,6 @@ the groups to ``atrain``. With any OpenAI-style code: ``start_trajectory``, ``ch
 ``end_trajectory``, then ``train()``. Sync names are bare; async names carry an ``a``.
 """
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.backends.base import Backend, Registration
 from art_core.chat import Chat
+from art_core.collection import Collection, by_scenario
 from art_core.config import TrainableModelConfig
-from art_core.errors import ConfigError, NothingToTrainError, RewardError, UnknownTrajectoryError
+from art_core.errors import ConfigError, NothingToTrainError, RewardError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.inference.gateway import Gateway
@@ -25,7 +25,7 @@ from art_core.inference.pinned import PinnedEndpoint
 from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
 from art_core.selection import Train, as_selection
 from art_core.sync import run_sync
-from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+from art_core.types import PolicyVersion, Scenario, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art_core.training.knobs import Knobs
@@ -50,10 +50,7 @@ class TrainableModel:
         self.config = config or TrainableModelConfig(**settings)
         self.chat = Chat(self)
         self._registration: Registration | None = None
-        self._lock = threading.Lock()
-        self._open: dict[str, Rollout] = {}
-        self._ended: dict[str, RolloutStatus] = {}
-        self._collected: dict[str, Trajectory] = {}
+        self._collection = Collection(self.config.name)
 
     # -- registration ------------------------------------------------------------------------------
 
@@ -230,8 +227,7 @@ class TrainableModel:
             metadata=metadata,
             max_calls=self.config.rollout_length,
         )
-        with self._lock:
-            self._open[rollout.id] = rollout
+        self._collection.add(rollout)
         set_current_rollout(rollout)
         return rollout.id
 
@@ -247,18 +243,7 @@ class TrainableModel:
         Raises:
             UnknownTrajectoryError: it was never started here, or has ended.
         """
-        with self._lock:
-            rollout = self._open.get(trajectory_id)
-            ended = self._ended.get(trajectory_id)
-        if rollout is not None:
-            return rollout
-        if ended is not None:
-            raise UnknownTrajectoryError(
-                f"trajectory {trajectory_id} has ended already ({ended}); start a new one"
-            )
-        raise UnknownTrajectoryError(
-            f"model {self.name!r} started no trajectory {trajectory_id!r}; start_trajectory() gives ids"
-        )
+        return self._collection.opened(trajectory_id)
 
     def end_trajectory(
         self, trajectory_id: str, reward: float | None = None, *, failure: str | None = None
@@ -271,15 +256,7 @@ class TrainableModel:
             UnknownTrajectoryError: it was never started here, or has ended.
         """
         rollout = self.rollout(trajectory_id)
-        if (reward is None) == (failure is None):
-            raise RewardError(
-                f"trajectory {trajectory_id} needs either reward=<number> or failure='<why there is none>'"
-            )
-        ended = rollout.finish(reward) if failure is None else rollout.fail(Failure("exception", failure))
-        with self._lock:
-            del self._open[trajectory_id]
-            self._ended[trajectory_id] = ended.status
-            self._collected[trajectory_id] = ended
+        ended = self._collection.end(rollout, reward, failure)
         if current_rollout() is rollout:
             set_current_rollout(None)
         return ended
@@ -296,14 +273,8 @@ class TrainableModel:
         Raises:
             UnknownTrajectoryError: it was never started here.
         """
-        with self._lock:
-            collected = self._collected.get(trajectory_id)
-            trained = collected is None and trajectory_id in self._ended
-        if collected is not None:
-            return collected
-        if trained:
-            return self._registered.trajectory(trajectory_id)
-        return self.rollout(trajectory_id).snapshot()
+        found = self._collection.now(trajectory_id)
+        return self._registered.trajectory(trajectory_id) if found is None else found
 
     async def aget_trajectory(self, trajectory_id: str) -> Trajectory:
         """A trajectory as it is now; see `get_trajectory`."""
@@ -341,19 +312,16 @@ class TrainableModel:
         if groups is not None:
             _check_scored(groups)
             return await self._registered.atrain([groups], train=train, imitate=imitate)
-        with self._lock:
-            collected = list(self._collected.values())
+        collected = self._collection.collected()
         if not collected:
             raise NothingToTrainError(
                 f"model {self.name!r} has collected no trajectories since it was last trained: "
                 "end some with end_trajectory(id, reward=...), or pass groups"
             )
         size = self.config.batch_size
-        batches = [_by_scenario(collected[i : i + size]) for i in range(0, len(collected), size)]
+        batches = [by_scenario(collected[i : i + size]) for i in range(0, len(collected), size)]
         report = await self._registered.atrain(batches, train=train, imitate=imitate)
-        with self._lock:
-            for trajectory in collected:
-                self._collected.pop(trajectory.id, None)
+        self._collection.forget(collected)
         return report
 
     def train(
@@ -402,10 +370,3 @@ def _check_scored(groups: Iterable[TrajectoryGroup]) -> None:
 
 def _scored(trajectory: Trajectory) -> bool:
     return trajectory.reward is not None or bool(trajectory.step_rewards or trajectory.node_rewards)
-
-
-def _by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
-    scenarios: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        scenarios.setdefault(trajectory.scenario.id, []).append(trajectory)
-    return [TrajectoryGroup(members[0].scenario, tuple(members)) for members in scenarios.values()]
