@@ -5,8 +5,9 @@ requests; after `take_back` every version answers as it did before, or the recor
 
 `lend`: clients are held, the canaries read, what is in flight ends, the server sleeps. `take_back`: the
 server wakes, its adapters are loaded again from their files, which takes a moment, and the canaries are read
-again. Where one differs, the server is restarted. (Adapters do not survive sleep: on an H200 with vLLM 0.26
-their logprobs were off by 1.1 after each one, those of the base model by nothing.)
+again. Where one differs by more than its noise explains, the server is restarted. (Adapters do not survive
+sleep: on an H200 with vLLM 0.26 their logprobs were off by 1.1 after each one, those of the base model by
+nothing.)
 """
 
 import asyncio
@@ -19,9 +20,10 @@ from art_core.errors import EngineError
 from art_core.inference.availability import ServerLives
 from art_core.inference.engine import EngineEvent, EventListener
 from art_core.inference.gpu_share import free_cached_memory
+from art_core.inference.vllm_canary import Check
 from art_core.inference.vllm_compat import RESET_PREFIX_CACHE
 from art_core.inference.vllm_process import VLLMProcess
-from art_core.inference.vllm_sleep import TOLERANCE, Change, SleepCycle
+from art_core.inference.vllm_sleep import SleepCycle
 from art_core.inference.vllm_versions import VersionTable
 from art_core.types import PolicyVersion
 
@@ -78,7 +80,7 @@ class SharedGpu:
         self._lives.hold()
         try:
             # Before pausing: a server that is paused answers nobody, not even us.
-            await do(lambda server: self._cycle.remember(server, self._all()))
+            await do(lambda server: self._cycle.remember(server, self._base(), self._adapters()))
             await do(pause)
             await do(self._cycle.sleep)
         except BaseException:
@@ -102,7 +104,9 @@ class SharedGpu:
         await asyncio.to_thread(free_cached_memory)
         life = await do(self._cycle.wake)
         await self._reload(do)
-        changed = await self._changes(do)
+        checks = await self._check(do)
+        logger.info("canaries after sleeping: %s", ", ".join(map(str, checks)))
+        changed = [check for check in checks if check.changed]
         if changed:
             said = ", ".join(map(str, changed))
             _report(tell, f"after sleeping, vLLM did not answer as before and is restarted: {said}", changed)
@@ -112,15 +116,15 @@ class SharedGpu:
         """Let clients send requests again."""
         self._lives.release()
 
-    def _all(self) -> list[PolicyVersion]:
+    def _adapters(self) -> list[PolicyVersion]:
         base = self._base()
-        return [base, *(v for v in self._versions.served() if v != base)]
+        return [version for version in self._versions.served() if version != base]
 
-    async def _changes(self, do: Acting) -> list[Change]:
-        found: list[Change] = []
+    async def _check(self, do: Acting) -> list[Check]:
+        found: list[Check] = []
 
         async def look(server: VLLMProcess) -> None:
-            found[:] = await self._cycle.changes(server, self._all())
+            found[:] = await self._cycle.check(server, [self._base(), *self._adapters()])
 
         await do(look)
         return found
@@ -147,7 +151,12 @@ class SharedGpu:
         await self._lives.alost(life)
 
 
-def _report(tell: EventListener, message: str, changed: list[Change]) -> None:
+def _report(tell: EventListener, message: str, changed: list[Check]) -> None:
     logger.warning("%s", message)
-    differences = {change.version.name: change.difference for change in changed}
-    tell(EngineEvent("sleep_changed_answers", message, {"differences": differences, "tolerance": TOLERANCE}))
+    data = {
+        "differences": {check.version.name: check.difference for check in changed},
+        "noise": {check.version.name: check.noise for check in changed},
+        "limits": {check.version.name: check.limit for check in changed},
+        "lost": [check.version.name for check in changed if check.lost],
+    }
+    tell(EngineEvent("sleep_changed_answers", message, data))

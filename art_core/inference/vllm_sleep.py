@@ -7,27 +7,21 @@ Level 1 of vLLM's sleep mode keeps the weights in main memory and drops the KV c
 have come back changed without any error (vLLM issue 53888; seen on an H200: logprobs off by 0.59), which only
 their answers tell. The canary is a fixed prompt whose logprobs are read in two ways, because they run
 different kernels: those of the prompt (prefill), and those of one token forced again and again (decode).
-`remember` reads it for each version before the server sleeps, `changes` compares after it woke.
+`remember` reads it a few times for each version before the server sleeps, `check` reads it again after it
+woke; what the readings mean is decided in `art_core.inference.vllm_canary`.
 """
 
-import math
 import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from art_core.config import EngineConfig
 from art_core.errors import ConfigError, EngineError
+from art_core.inference.vllm_canary import READINGS, TRIES, Check, Reading, Reference, best
 from art_core.inference.vllm_command import is_loopback
 from art_core.inference.vllm_compat import SLEEP, TOKENIZE, WAKE
 from art_core.inference.vllm_process import VLLMProcess
 from art_core.types import PolicyVersion
-
-TOLERANCE = 0.02
-"""Mean absolute difference of logprobs, in nats per token, up to which a canary is what it was.
-
-Above what bfloat16 kernels that add in another order make of the same weights, below half of what server and
-trainer differ by with the same adapter (0.043 on an H200)."""
 
 MOVE_TIMEOUT = 600.0
 """Seconds that moving the weights to main memory or back may take: 22 GiB took 10."""
@@ -37,39 +31,6 @@ CANARY = (
     "silent, everyone climbed back to the light, counted heads, and asked what had changed since yesterday."
 )
 DECODED_TOKENS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """What a canary said.
-
-    Attributes:
-        prefill: logprobs of the prompt's tokens but the first  [prompt_tokens - 1].
-        decode: logprobs of the forced tokens  [DECODED_TOKENS].
-    """
-
-    prefill: tuple[float, ...]
-    decode: tuple[float, ...]
-
-    def difference(self, other: "Reading") -> float:
-        """The larger of both mean absolute differences, in nats per token; infinite for other lengths."""
-        return max(_mean_difference(self.prefill, other.prefill), _mean_difference(self.decode, other.decode))
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """A version that is not what it was.
-
-    Attributes:
-        version: which; 0 is the base model.
-        difference: of its canary's logprobs, in nats per token.
-    """
-
-    version: PolicyVersion
-    difference: float
-
-    def __str__(self) -> str:
-        return f"{self.version} (by {self.difference:.3g} nats per token)"
 
 
 class SleepCycle:
@@ -92,7 +53,7 @@ class SleepCycle:
             )
         self._longest = config.max_model_len - DECODED_TOKENS - 1
         self._prompt: list[int] = []
-        self._before: dict[PolicyVersion, Reading] = {}
+        self._before: dict[PolicyVersion, Reference] = {}
         self._asleep = False
 
     @property
@@ -100,13 +61,29 @@ class SleepCycle:
         """Whether the server has been told to sleep and not yet to wake."""
         return self._asleep
 
-    async def remember(self, server: VLLMProcess, versions: Iterable[PolicyVersion]) -> None:
+    @property
+    def before(self) -> Mapping[PolicyVersion, Reference]:
+        """What each version said when it was last remembered."""
+        return self._before
+
+    async def remember(
+        self, server: VLLMProcess, base: PolicyVersion, adapters: Iterable[PolicyVersion]
+    ) -> None:
         """Read the canaries of a server that takes requests.
+
+        Args:
+            server: which.
+            base: the version that the base model answers as.
+            adapters: the other versions.
 
         Raises:
             EngineError: it does not answer them.
         """
-        self._before = {version: await self.read(server, version) for version in versions}
+        alone = Reference.of(base, await self._read_often(server, base))
+        found = {base: alone}
+        for version in adapters:
+            found[version] = Reference.of(version, await self._read_often(server, version), alone.reading)
+        self._before = found
 
     async def sleep(self, server: VLLMProcess) -> None:
         """Have an idle server give its memory away.
@@ -128,20 +105,23 @@ class SleepCycle:
         self._asleep = False
         await server.steer(WAKE, None, "wake up", MOVE_TIMEOUT)
 
-    async def changes(self, server: VLLMProcess, versions: Iterable[PolicyVersion]) -> list[Change]:
-        """Which of these versions answer otherwise than before.
+    async def check(self, server: VLLMProcess, versions: Iterable[PolicyVersion]) -> list[Check]:
+        """How these versions answer now; those that were not remembered are left out.
 
         Raises:
             EngineError: the server does not answer.
         """
-        found: list[Change] = []
+        found: list[Check] = []
         for version in versions:
             before = self._before.get(version)
             if before is None:  # published since, from its files
                 continue
-            difference = (await self.read(server, version)).difference(before)
-            if not difference <= TOLERANCE:  # also when it is not a number
-                found.append(Change(version, difference))
+            tried: list[Check] = []
+            for _ in range(TRIES):
+                tried.append(before.check(await self.read(server, version)))
+                if not tried[-1].changed:
+                    break
+            found.append(best(tried))
         return found
 
     async def read(self, server: VLLMProcess, version: PolicyVersion) -> Reading:
@@ -171,6 +151,9 @@ class SleepCycle:
         except (LookupError, TypeError, ValueError, AttributeError) as other:
             raise EngineError(f"{version}: vLLM's answer to the canary has no logprobs: {other!r}") from other
 
+    async def _read_often(self, server: VLLMProcess, version: PolicyVersion) -> list[Reading]:
+        return [await self.read(server, version) for _ in range(READINGS)]
+
 
 def _reading(choice: dict[str, Any]) -> Reading:
     prompt: Sequence[dict[str, dict[str, float]] | None] = choice["prompt_logprobs"]
@@ -179,9 +162,3 @@ def _reading(choice: dict[str, Any]) -> Reading:
         tuple(float(next(iter(entry.values()))["logprob"]) for entry in entries),
         tuple(float(value) for value in choice["logprobs"]["token_logprobs"]),
     )
-
-
-def _mean_difference(some: Sequence[float], others: Sequence[float]) -> float:
-    if len(some) != len(others) or not some:
-        return math.inf
-    return sum(abs(a - b) for a, b in zip(some, others, strict=True)) / len(some)

@@ -1,6 +1,7 @@
 """A fake vLLM that can sleep, pause, reload and lose its adapters' weights, for `fakes.vllm_interpreter`.
 
-A version's logprobs are a function of what lies in its adapter directory, and chats are answered with a
+A version's logprobs are a function of what lies in its adapter directory (with ``"zero": true`` in its
+configuration they are the base model's), and may be noisy. Chats are answered with a
 fingerprint of the base model's weights, so a test can tell whose weights answered. It keeps vLLM's rules: a
 paused server answers nobody, one that sleeps cannot load or compute and dies over trying, sleeping aborts
 what runs, and waking up ends a pause. It has a door like that of `art_versions`.
@@ -10,6 +11,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import sys
 import zlib
 from pathlib import Path
@@ -31,12 +33,17 @@ class SleepingVLLM(FakeVLLM):
             ``refuses``: to sleep; ``no-reload``: it cannot read new weights; ``reload-dies``: it dies
             over it.
         model: the directory of its weights.
+        noise: nats by which each logprob of an adapter is off at most, otherwise each time.
     """
 
-    def __init__(self, names: tuple[str, ...], *, fault: str = "", model: str = "", **more: Any) -> None:
+    def __init__(
+        self, names: tuple[str, ...], *, fault: str = "", model: str = "", noise: float = 0.0, **more: Any
+    ) -> None:
         super().__init__(lambda request: fingerprint(self.model), models=names, **more)
         self.model = model
         self.fault = fault
+        self.noise = noise
+        self._random = random.Random(0)
         self.adapters: dict[str, str] = {}
         self.damaged: set[str] = set()
         self.asleep = False
@@ -78,20 +85,27 @@ class SleepingVLLM(FakeVLLM):
         assert request["cache_salt"], "the prefix cache must not answer it"
         prompt: list[int] = request["prompt"]
         weights = self._weights(request["model"])
+        # Whose kernels compute it, whatever has become of its weights.
+        noise = self.noise if request["model"] in self.adapters else 0.0
+
+        def read(token: int, position: int) -> float:
+            return _logprob(weights, token, position) + self._random.uniform(-noise, noise)
+
         entries: list[Any] = [None]
         for position, token in enumerate(prompt[1:], 1):
-            entries.append({str(token): {"logprob": _logprob(weights, token, position), "rank": 1}})
+            entries.append({str(token): {"logprob": read(token, position), "rank": 1}})
         forced = request["allowed_token_ids"][0]
-        decoded = [_logprob(weights, forced, len(prompt) + i) for i in range(request["max_tokens"])]
+        decoded = [read(forced, len(prompt) + i) for i in range(request["max_tokens"])]
         choice = {"index": 0, "text": "", "prompt_logprobs": entries, "finish_reason": "length"}
         choice["logprobs"] = {"token_logprobs": decoded, "tokens": ["x"] * len(decoded)}
         return json.dumps({"choices": [choice]}).encode()
 
     def _weights(self, name: str) -> bytes:
-        path = self.adapters.get(name)
-        if path is None:
-            return b"broken" if "base" in self.damaged else b"base"
-        return b"base" if name in self.damaged else (Path(path) / "adapter_config.json").read_bytes()
+        base = b"broken" if "base" in self.damaged else b"base"
+        if name not in self.adapters or name in self.damaged:
+            return base
+        config = (Path(self.adapters[name]) / "adapter_config.json").read_bytes()
+        return base if json.loads(config).get("zero") else config
 
     def _plain(self, method: str, path: str, raw: bytes) -> tuple[int, bytes]:
         body = json.loads(raw) if raw else {}
@@ -181,7 +195,10 @@ def _logprob(weights: bytes, token: int, position: int) -> float:
 
 
 def main() -> None:
-    """Serve as vLLM's command line says. The fault is in ``FAKE_SLEEP_FAULT``, for the first life only."""
+    """Serve as vLLM's command line says. The fault is in ``FAKE_SLEEP_FAULT``, for the first life only.
+
+    The noise is in ``FAKE_CANARY_NOISE``, for every life.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int)
     parser.add_argument("--model")
@@ -200,6 +217,7 @@ def main() -> None:
         tuple(args.served_model_name),
         fault=fault if first else "",
         model=args.model,
+        noise=float(os.environ.get("FAKE_CANARY_NOISE", 0)),
         port=args.port,
         latency=float(os.environ.get("FAKE_LATENCY", 0)),
     )

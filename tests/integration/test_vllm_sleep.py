@@ -17,7 +17,8 @@ from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.engine import EngineEvent
 from art_core.inference.vllm import VLLMEngine
-from art_core.inference.vllm_sleep import Reading, SleepCycle
+from art_core.inference.vllm_canary import READINGS, TOLERANCE, TRIES
+from art_core.inference.vllm_sleep import SleepCycle
 from art_core.types import PolicyVersion
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
@@ -25,9 +26,10 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups 
 BASE, V1, V2 = (PolicyVersion("agent", n) for n in range(3))
 
 
-def adapter(directory: Path, number: int) -> Path:
+def adapter(directory: Path, number: int, *, zero: bool = False) -> Path:
     directory.mkdir()
-    (directory / "adapter_config.json").write_text(json.dumps({"r": 8, "number": number}))
+    config = {"r": 8, "number": number, "zero": zero}
+    (directory / "adapter_config.json").write_text(json.dumps(config))
     return directory
 
 
@@ -56,10 +58,13 @@ class Colocated:
 @pytest.fixture
 def colocated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     @asynccontextmanager
-    async def start(fault: str = "", distribution: str = "vllm") -> AsyncIterator[Colocated]:
+    async def start(
+        fault: str = "", distribution: str = "vllm", noise: float = 0.0
+    ) -> AsyncIterator[Colocated]:
         python = fake_interpreter(tmp_path / "fake", "answers", distribution)
         (tmp_path / "fake/site/vllm/entrypoints/openai/api_server.py").write_text(MAIN)
         monkeypatch.setenv("FAKE_SLEEP_FAULT", fault)
+        monkeypatch.setenv("FAKE_CANARY_NOISE", str(noise))
         monkeypatch.setenv("FAKE_LIVES", str(tmp_path / "lives"))
         config = EngineConfig(python=python, start_timeout=60, colocate=True)
         vllm = VLLMEngine("org/model", config, LoRAConfig(rank=8), "agent", tmp_path / "logs")
@@ -90,8 +95,8 @@ async def test_it_pauses_sleeps_wakes_is_checked_and_only_then_takes_requests(
         acts = await it.acts()
         assert acts == [
             "load agent@1",
-            "canary agent@0",
-            "canary agent@1",
+            *["canary agent@0"] * READINGS,
+            *["canary agent@1"] * READINGS,
             "pause",
             "sleep 0 running",
             "wake",
@@ -149,13 +154,68 @@ async def test_what_loading_again_does_not_mend_is_restarted_with_every_version(
         await it.vllm.resume()
         assert it.vllm.log_path != first, "a new life has a log of its own"
         assert [e.kind for e in it.events] == ["sleep_changed_answers", "engine_restarted"]
-        differences, tolerance = it.events[0].data["differences"], it.events[0].data["tolerance"]
-        assert set(differences) == {V1.name} if fault.startswith("adapters") else BASE.name in differences
-        assert all(difference > tolerance for difference in differences.values())
+        data = it.events[0].data
+        changed = BASE if fault == "base" else V1
+        assert set(data["differences"]) == {changed.name}
+        assert data["differences"][changed.name] > data["limits"][changed.name] == TOLERANCE
+        assert data["noise"] == {changed.name: 0.0}
+        assert data["lost"] == ([] if fault == "base" else [V1.name])
         assert "(by" in it.events[0].message
         assert it.vllm.versions() == (BASE, V1)
         assert await it.acts() == ["load agent@1", "resume"]
         assert (await it.chat(V1))["model"] == "agent@1"
+
+
+async def test_noise_restarts_nothing(colocated: Callable[..., Any], tmp_path: Path):
+    """C42."""
+    async with colocated(noise=0.2) as it:
+        await it.vllm.publish(V2, adapter(tmp_path / "zero", 2, zero=True))
+        first = it.vllm.log_path
+        cycle = it.vllm._shared._cycle
+        for _ in range(5):
+            await it.vllm.pause()
+            assert cycle.before[BASE].noise == 0
+            assert min(cycle.before[v].noise for v in (V1, V2)) > TOLERANCE
+            await it.vllm.resume()
+        assert it.vllm.log_path == first
+        assert it.events == []
+
+
+@pytest.mark.parametrize("noise", [0.1, 1.1])
+async def test_a_loss_is_found_through_noise_and_both_are_told(colocated: Callable[..., Any], noise: float):
+    """C42."""
+    async with colocated("adapters-for-good", noise=noise) as it:
+        await it.vllm.pause()
+        before = it.vllm._shared._cycle.before[V1]
+        await it.vllm.resume()
+        assert [e.kind for e in it.events] == ["sleep_changed_answers", "engine_restarted"]
+        data, message = it.events[0].data, it.events[0].message
+        assert set(data["differences"]) == {V1.name}
+        assert data["noise"] == {V1.name: before.noise}
+        assert data["limits"] == {V1.name: before.limit}
+        assert data["lost"] == [V1.name]
+        if noise == 1.1:
+            assert data["differences"][V1.name] < before.limit, "by its difference alone it would pass"
+        assert f"noise {before.noise:.3g}, like the base model now" in message
+        assert it.vllm.versions() == (BASE, V1)
+
+
+async def test_a_change_is_read_again_before_it_counts(colocated: Callable[..., Any]):
+    async with colocated() as it:
+        server = it.vllm._keeper.running()
+        cycle = SleepCycle(EngineConfig())
+        await cycle.remember(server, BASE, [V1])
+        read, asked = cycle.read, list[PolicyVersion]()
+
+        async def astray(server: Any, version: PolicyVersion) -> Any:
+            """One whose canary goes astray all times but the last."""
+            asked.append(version)
+            return await read(server, BASE if asked.count(V1) < TRIES else version)
+
+        cycle.read = astray  # type: ignore[method-assign]
+        checks = await cycle.check(server, [BASE, V1])
+        assert [check.changed for check in checks] == [False, False]
+        assert asked == [BASE, *[V1] * TRIES]
 
 
 async def test_one_that_dies_over_waking_is_restarted(colocated: Callable[..., Any]):
@@ -196,11 +256,3 @@ def test_sleeping_where_others_can_reach_it_is_refused(tmp_path: Path):
     config = EngineConfig(colocate=True, host="0.0.0.0")
     with pytest.raises(ConfigError, match=r"colocate=True with host='0\.0\.0\.0'.*127\.0\.0\.1"):
         VLLMEngine("m", config, LoRAConfig(), "agent", tmp_path)
-
-
-def test_readings_of_other_lengths_or_without_numbers_are_never_the_same():
-    some = Reading((-1.0, -2.0), (-3.0,))
-    assert some.difference(some) == 0
-    assert some.difference(Reading((-1.0,), (-3.0,))) == float("inf")
-    assert some.difference(Reading((-1.0, -2.5), (-3.0,))) == 0.25
-    assert some.difference(Reading((-1.0, -2.0), (-4.0,))) == 1.0
