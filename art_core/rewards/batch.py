@@ -1,0 +1,89 @@
+"""Many trajectories scored at once, after the fact: another reward over what was already run.
+
+Invariant: order and number stay as they were; what cannot be scored has no reward, and says why.
+"""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from art_core.errors import ConfigError, RewardError
+from art_core.rewards.compose import as_component, evaluate
+from art_core.scoring import RewardFunction
+from art_core.sync import run_sync
+from art_core.types import Failure, RolloutStatus, Trajectory
+
+
+async def ascore_trajectories(
+    reward: RewardFunction,
+    trajectories: Iterable[Trajectory],
+    *,
+    outputs: Sequence[object] | None = None,
+    concurrency: int = 64,
+    timeout: float | None = None,
+) -> list[Trajectory]:
+    """Score trajectories that have ended; the rewards that they had are replaced.
+
+    Args:
+        reward: a component or a plain function.
+        trajectories: failed ones come back as they are.
+        outputs: what the agent returned, one for each trajectory; None: ``metadata["output"]``, where
+            rollouts keep it.
+        concurrency: most trajectories at the same time.
+        timeout: seconds for one trajectory; None for no limit.
+
+    Returns:
+        The trajectories in their order. Those that the reward could not score are failed, without a
+        reward, with the cause ``reward``.
+
+    Raises:
+        ConfigError: an argument is out of range, or outputs and trajectories differ in number.
+        RewardError: the reward function takes the wrong arguments.
+    """
+    waiting = list(trajectories)
+    if concurrency < 1:
+        raise ConfigError(f"concurrency={concurrency}: expected at least 1")
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"timeout={timeout!r}: expected seconds above 0")
+    if outputs is not None and len(outputs) != len(waiting):
+        raise ConfigError(f"{len(outputs)} outputs for {len(waiting)} trajectories; give one for each")
+    given = [t.metadata.get("output") for t in waiting] if outputs is None else outputs
+    asked = as_component(reward)
+    slots = asyncio.Semaphore(concurrency)
+
+    async def one(trajectory: Trajectory, output: object) -> Trajectory:
+        if trajectory.failed:
+            return trajectory
+        blank = replace(trajectory, reward=None, components={}, step_rewards={}, node_rewards={})
+        async with slots:
+            try:
+                found = await evaluate(asked, asked.name, blank, output, timeout)
+            except RewardError as error:
+                failure = Failure("reward", str(error), "art_core.errors.RewardError")
+                return replace(blank, status=RolloutStatus.FAILED, failure=failure)
+        return replace(
+            blank,
+            reward=found.total,
+            components=found.components,
+            step_rewards=found.by_step,
+            node_rewards=found.by_node,
+            metrics={**trajectory.metrics, **found.metrics},
+        )
+
+    return list(await asyncio.gather(*(one(t, o) for t, o in zip(waiting, given, strict=True))))
+
+
+def score_trajectories(
+    reward: RewardFunction,
+    trajectories: Iterable[Trajectory],
+    *,
+    outputs: Sequence[object] | None = None,
+    concurrency: int = 64,
+    timeout: float | None = None,
+) -> list[Trajectory]:
+    """`ascore_trajectories` from sync code; same arguments, result and errors."""
+    return run_sync(
+        lambda: ascore_trajectories(
+            reward, trajectories, outputs=outputs, concurrency=concurrency, timeout=timeout
+        )
+    )
