@@ -1,0 +1,366 @@
+"""RULER: a judge that scores the trajectories of one group relative to each other, by a rubric.
+
+Invariant: no score is invented. Each one comes from a judge's valid verdict on exactly that content, by id;
+when there are too few of those, the group has no scores, and says why.
+
+A group -> members that finished -> entries, equal ones once -> sets that fit into the judge's context -> for
+each vote a question in an order of its own -> verdicts (asked again once) -> medians -> one scale -> scores.
+Order and sets follow from the contents and a seed, so the same group is judged the same way in any order.
+"""
+
+import asyncio
+import json
+import logging
+import random
+import statistics
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from art_core.errors import ConfigError, RewardError
+from art_core.rewards.cache import VerdictCache, question_key
+from art_core.rewards.judge import UNTOLD, Answer, Judge, JudgeError, Usage
+from art_core.rewards.judgement import Judgement, Scored
+from art_core.rewards.question import DEFAULT_RUBRIC, Question, needed, question
+from art_core.rewards.rendering import (
+    CountTokens,
+    Entries,
+    approximate_tokens,
+    common_beginning,
+    entries,
+)
+from art_core.rewards.scales import one_scale, overlapping_sets
+from art_core.rewards.verdicts import Verdict, read_verdicts, verdict_schema
+from art_core.scoring import Reward
+from art_core.sync import run_sync
+from art_core.types import Message, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TRIES = 2
+"""Calls for one verdict: the first, and one more when it cannot be used."""
+
+
+@dataclass(slots=True)
+class _Record:
+    """What one judgement took so far."""
+
+    usage: Usage
+    problems: list[str]
+
+
+class Ruler:
+    """Scores trajectories by a rubric in plain language.
+
+    Relative scores (RULER, of OpenPipe's ART) need no scale that holds across scenarios: GRPO compares the
+    members of one group alone.
+
+    Args:
+        judge: which model judges.
+        rubric: what makes a run good; or a function of the scenario that says so.
+        votes: how often a group is judged, each time in another order; the median counts.
+        seed: decides the orders.
+        timeout: seconds for one call of the judge.
+        token_budget: most tokens of one question; leave room for the answer in the judge's context.
+        least_tokens: a trajectory is shortened no further than to this many; where that does not fit, the
+            group is judged in overlapping sets.
+        count_tokens: counts tokens as the judge's model does; the default takes four bytes for one.
+        cache: verdicts given before; None: a new one in memory.
+        concurrency: most groups that `ascore_groups` has judged at the same time.
+
+    Attributes:
+        usage: what all calls so far took.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        judge: Judge,
+        *,
+        rubric: str | Callable[[Scenario], str] = DEFAULT_RUBRIC,
+        votes: int = 1,
+        seed: int = 0,
+        timeout: float = 120.0,
+        token_budget: int = 24_000,
+        least_tokens: int = 400,
+        count_tokens: CountTokens = approximate_tokens,
+        cache: VerdictCache | None = None,
+        concurrency: int = 8,
+    ) -> None:
+        for name, value in (("votes", votes), ("least_tokens", least_tokens), ("concurrency", concurrency)):
+            if value < 1:
+                raise ConfigError(f"{name}={value}: expected at least 1")
+        if not timeout > 0:
+            raise ConfigError(f"timeout={timeout}: expected seconds above 0")
+        if token_budget < 1000:
+            raise ConfigError(f"token_budget={token_budget}: expected at least 1000, the frame alone has 500")
+        self.judge = judge
+        self.usage = Usage()
+        self._rubric = rubric
+        self._votes = votes
+        self._seed = seed
+        self._timeout = timeout
+        self._budget = token_budget
+        self._least = least_tokens
+        self._count = count_tokens
+        self._cache = VerdictCache() if cache is None else cache
+        self._concurrency = concurrency
+        self._adding = threading.Lock()
+
+    @property
+    def author(self) -> str:
+        """Who gives the scores, for their history."""
+        return f"ruler:{self.judge.name}"
+
+    # -- what users call ---------------------------------------------------------------------------
+
+    async def ascore(self, group: TrajectoryGroup) -> Judgement:
+        """Score the members of a group relative to each other.
+
+        Members that failed or never ended are left out. Members that did the same are judged once and get
+        the same score; when all did the same, that one run is judged by the rubric alone.
+
+        Returns:
+            The scores, or why there are none: the judge failed, ran out of time, or answered wrongly, and
+            again when it was asked once more.
+
+        Raises:
+            RewardError: two members have one id.
+        """
+        left_out: dict[str, str] = {}
+        judged: dict[str, Entries] = {}
+        for member in group:
+            if member.id in judged or member.id in left_out:
+                raise RewardError(f"group {group.id or '?'} has trajectory {member.id} twice")
+            if (why := _unfit(member)) is not None:
+                left_out[member.id] = why
+            elif told := entries(member):
+                judged[member.id] = told
+            else:
+                left_out[member.id] = "it has no steps to judge"
+        if not judged:
+            return Judgement(author=self.author, unscored="no member can be judged", left_out=left_out)
+        distinct = sorted(set(judged.values()), key=_contents)
+        record = _Record(Usage(), [])
+        unscored, scores = None, dict[str, Scored]()
+        try:
+            found = await self._scores(distinct, self._rubric_of(group.scenario), record)
+            by_entries = dict(zip(distinct, found, strict=True))
+            scores = {name: by_entries[told] for name, told in judged.items()}
+        except JudgeError as failure:
+            unscored = str(failure)
+            logger.warning("group %s of scenario %r is unscored: %s", group.id, group.scenario.id, unscored)
+        return Judgement(
+            author=self.author,
+            scores=scores,
+            unscored=unscored,
+            left_out=left_out,
+            usage=record.usage,
+            problems=tuple(record.problems),
+        )
+
+    async def ascore_groups(self, groups: Iterable[TrajectoryGroup]) -> list[Judgement]:
+        """Score several groups, each by itself; the judgements are in the groups' order."""
+        slots = asyncio.Semaphore(self._concurrency)
+
+        async def one(group: TrajectoryGroup) -> Judgement:
+            async with slots:
+                return await self.ascore(group)
+
+        return await _all([one(group) for group in groups])
+
+    async def ascore_one(self, trajectory: Trajectory) -> Reward:
+        """Score one trajectory by the rubric alone; a reward function for ``agather(reward=...)``.
+
+        Raises:
+            JudgeError: the judge gave no usable verdict, or the trajectory cannot be judged.
+        """
+        group = TrajectoryGroup(trajectory.scenario, (trajectory,), trajectory.group_id or "")
+        judgement = await self.ascore(group)
+        if not judgement.scores:
+            why = judgement.left_out.get(trajectory.id) or judgement.unscored
+            raise JudgeError(f"trajectory {trajectory.id} has no score of {self.author}: {why}")
+        return judgement.reward(trajectory.id)
+
+    def score(self, group: TrajectoryGroup) -> Judgement:
+        """`ascore` from sync code."""
+        return run_sync(lambda: self.ascore(group))
+
+    def score_groups(self, groups: Iterable[TrajectoryGroup]) -> list[Judgement]:
+        """`ascore_groups` from sync code."""
+        return run_sync(lambda: self.ascore_groups(groups))
+
+    # -- how it is done ----------------------------------------------------------------------------
+
+    def _rubric_of(self, scenario: Scenario) -> str:
+        return self._rubric if isinstance(self._rubric, str) else self._rubric(scenario)
+
+    async def _scores(self, items: Sequence[Entries], rubric: str, record: _Record) -> list[Scored]:
+        """The items' scores, in order.
+
+        Raises:
+            JudgeError: there are none.
+        """
+        rng = random.Random(f"{self._seed}/{[_contents(item) for item in items]}")
+        sets = overlapping_sets(len(items), self._set_size(items, rubric), rng)
+        judged = await _all([self._votes_on(items, chosen, rubric, record) for chosen in sets])
+        medians = [{i: statistics.median(v.score for v in votes[i]) for i in votes} for votes in judged]
+        on_scale = one_scale(medians)
+        return [
+            _scored(on_scale[i], [verdict for votes in judged for verdict in votes.get(i, ())])
+            for i in range(len(items))
+        ]
+
+    def _set_size(self, items: Sequence[Entries], rubric: str) -> int:
+        """How many items one question has room for, each with its least tokens.
+
+        Raises:
+            JudgeError: not even two, or the only one.
+        """
+        same = common_beginning(items)
+        least = sorted((min(needed(item[same:], self._count), self._least) for item in items), reverse=True)
+        shared = needed(items[0][:same], self._count) if same else 0
+        frame = self._count(rubric) + 600
+        room = self._budget - frame
+        room -= min(shared, room // 2)
+        size = taken = 0
+        for tokens in least:
+            taken += tokens + 40  # its markers
+            if taken > room:
+                break
+            size += 1
+        if size < min(2, len(items)):
+            raise JudgeError(
+                f"token_budget={self._budget} has no room for {min(2, len(items))} trajectories of "
+                f"{least[0]} tokens (least_tokens={self._least}); give the judge a larger budget"
+            )
+        return size
+
+    async def _votes_on(
+        self, items: Sequence[Entries], chosen: Sequence[int], rubric: str, record: _Record
+    ) -> dict[int, list[Verdict]]:
+        """The verdicts of all votes on some items, by item.
+
+        Raises:
+            JudgeError: half of the votes or more came to nothing.
+        """
+
+        async def vote(number: int) -> dict[int, Verdict] | str:
+            # Rotated, so that an item's places differ as much as they can between the votes.
+            turn = number * len(chosen) // self._votes
+            order = [*chosen[turn:], *chosen[:turn]]
+            seed = self._seed + number
+            asked = question(
+                [items[i] for i in order], rubric, budget=self._budget, count=self._count, seed=seed
+            )
+            if asked is None:
+                return (
+                    f"token_budget={self._budget} has no room for {len(order)} trajectories of so many steps"
+                )
+            try:
+                verdicts = await self._verdicts(asked, record)
+            except JudgeError as failure:
+                return str(failure)
+            return {i: verdicts[name] for i, name in zip(order, asked.ids, strict=True)}
+
+        votes = await _all([vote(number) for number in range(self._votes)])
+        valid = [given for given in votes if not isinstance(given, str)]
+        if len(valid) * 2 <= self._votes:
+            reasons = list(dict.fromkeys(given for given in votes if isinstance(given, str)))
+            raise JudgeError(
+                f"judge {self.judge.name}: {len(valid)} of {self._votes} votes are valid, more than half are "
+                f"needed: {' | '.join(reasons)}"
+            )
+        return {i: [given[i] for given in valid] for i in chosen}
+
+    async def _verdicts(self, asked: Question, record: _Record) -> Mapping[str, Verdict]:
+        """The verdicts on a question, asked twice at most.
+
+        Raises:
+            JudgeError: neither answer can be used.
+        """
+        key = question_key(self.judge.name, asked.messages)
+        if (known := self._cache.get(key)) is not None:
+            return known
+        schema = verdict_schema(asked.ids)
+        messages, problems = asked.messages, list[str]()
+        for _ in range(TRIES):
+            answer: Answer | None = None
+            try:
+                answer = await self._ask(messages, schema, record)
+                verdicts = read_verdicts(answer.text, asked.ids)
+            except JudgeError as problem:
+                problems.append(str(problem))
+                record.problems.append(str(problem))
+                if answer is not None:
+                    messages = asked.again(answer.text, str(problem))
+                continue
+            self._cache.put(key, verdicts)
+            return verdicts
+        raise JudgeError("; then ".join(problems))
+
+    async def _ask(self, messages: Sequence[Message], schema: Mapping[str, Any], record: _Record) -> Answer:
+        """One call of the judge, counted whatever comes of it.
+
+        Raises:
+            JudgeError: it raised, or gave no answer in time.
+        """
+        call = asyncio.ensure_future(self.judge.ask(messages, schema))
+        usage = UNTOLD
+        try:
+            # Not asyncio.timeout: a judge that ignores its cancellation would hold the group for ever.
+            await asyncio.wait({call}, timeout=self._timeout)
+            if not call.done():
+                raise JudgeError(f"no answer within {self._timeout:g} s")
+            try:
+                answer = call.result()
+            except (Exception, asyncio.CancelledError) as failure:
+                raise JudgeError(f"the call failed: {type(failure).__name__}: {failure}") from failure
+            usage = answer.usage
+            return answer
+        finally:
+            if not call.done():
+                call.cancel()
+                call.add_done_callback(_look_at)
+            record.usage += usage
+            with self._adding:
+                self.usage += usage
+
+
+def _unfit(member: Trajectory) -> str | None:
+    """Why a trajectory cannot be judged."""
+    if member.failed:
+        return f"it failed ({member.failure.cause if member.failure else 'unknown cause'})"
+    if member.status is not RolloutStatus.FINISHED:
+        return "it has not ended"
+    return None
+
+
+def _scored(score: float, verdicts: Sequence[Verdict]) -> Scored:
+    nearest = min(verdicts, key=lambda verdict: abs(verdict.score - score))
+    return Scored(score, tuple(verdict.score for verdict in verdicts), nearest.explanation)
+
+
+def _contents(item: Entries) -> str:
+    return json.dumps([(entry.where, entry.what) for entry in item])
+
+
+def _look_at(call: "asyncio.Future[Answer]") -> None:
+    """Take note of how an abandoned call ended, which asyncio asks of somebody."""
+    if not call.cancelled() and (failure := call.exception()) is not None:
+        logger.debug("a judge's call that ran out of time ended with %r", failure)
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; the first failure cancels the others and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one) for one in work]
+    except BaseExceptionGroup as broken:
+        raise broken.exceptions[0] from None
+    return [task.result() for task in tasks]
