@@ -329,7 +329,10 @@ class Keeper:
         """Have the server serve what it should, and nothing else."""
         if not self._versions.served():
             return
+        moves = self._versions.moves
         names = await server.names()
+        if moves % 2 or moves != self._versions.moves:  # what is missing may be about to be loaded again
+            return
         lost = self._versions.lost(names)
         for version, adapter_dir in lost.items():
             if await self._load_again(server, version, adapter_dir):

@@ -142,7 +142,8 @@ class SharedGpu:
             # Whoever does not ask us before sending may have been answered: nothing of that may be reused.
             await server.steer(RESET_PREFIX_CACHE, None, "forget its prefix cache")
 
-        await do(again)
+        with self._versions.reloading():
+            await do(again)
 
     async def _restart(self, do: Acting, life: int) -> None:
         if self._lives.life != life:  # it died over it, and is new already

@@ -7,9 +7,10 @@ and a version counts as served only in a life of the server that is known to hav
 which says what it must load first. Thread-safe: the engine's watchdog restores what callers published.
 """
 
+import contextlib
 import json
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class VersionTable:
         self._room = room
         self._lock = threading.Lock()
         self._life = 0
+        self._moves = 0
         self._entries: dict[PolicyVersion, _Entry] = {}
         self._used: dict[PolicyVersion, object] = {}
 
@@ -144,6 +146,24 @@ class VersionTable:
         with self._lock:
             entry = self._entries.get(version)
             return entry.adapter_dir if entry else None
+
+    @contextlib.contextmanager
+    def reloading(self) -> Generator[None, None, None]:
+        """While what is served is unloaded and loaded again, on purpose."""
+        self._move()
+        try:
+            yield
+        finally:
+            self._move()
+
+    @property
+    def moves(self) -> int:
+        """Reloads that began plus those that ended: odd while one is under way."""
+        return self._moves
+
+    def _move(self) -> None:
+        with self._lock:
+            self._moves += 1
 
     def lost(self, loaded: Collection[str]) -> dict[PolicyVersion, Path | None]:
         """Versions that should be loaded and are not, going by the names that the server has."""
