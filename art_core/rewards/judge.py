@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from art_core.errors import ConfigError, RewardError
+from art_core.errors import RewardError
+from art_core.rewards.shape import Price
 from art_core.types import Message
 
 
@@ -36,29 +37,13 @@ class Usage:
             self.untold + other.untold,
         )
 
+    def cost(self, price: Price) -> float:
+        """What the counted tokens cost; calls whose tokens are untold are not in it."""
+        return (self.prompt_tokens * price.prompt + self.completion_tokens * price.completion) / 1e6
+
 
 UNTOLD = Usage(calls=1, untold=1)
 """One call whose tokens are not known."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prices:
-    """What a judge's tokens cost, per million, in any one currency.
-
-    Raises:
-        ConfigError: a price is negative.
-    """
-
-    prompt: float
-    completion: float
-
-    def __post_init__(self) -> None:
-        if not (self.prompt >= 0 and self.completion >= 0):
-            raise ConfigError(f"{self}: expected prices per million tokens of 0 or more")
-
-    def cost(self, usage: Usage) -> float:
-        """What the counted tokens cost; calls whose tokens are untold are not in it."""
-        return (usage.prompt_tokens * self.prompt + usage.completion_tokens * self.completion) / 1e6
 
 
 @dataclass(frozen=True, slots=True)

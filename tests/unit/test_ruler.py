@@ -14,9 +14,10 @@ from helpers.trajectories import a_step
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.cache import VerdictCache
-from art_core.rewards.judge import Answer, JudgeError, Prices, Usage
+from art_core.rewards.judge import Answer, JudgeError, Usage
 from art_core.rewards.ruler import Ruler
 from art_core.rewards.scales import one_scale, overlapping_sets
+from art_core.rewards.shape import Price
 from art_core.store import Store
 from art_core.types import Failure, Message, RolloutStatus, Scenario, TrajectoryGroup
 
@@ -386,9 +387,7 @@ def test_sync_code_has_the_same() -> None:
 def test_cost_is_of_the_tokens_told() -> None:
     usage = Usage(2, 1_000_000, 2000) + Usage(1, 0, 0, 1)
     assert usage == Usage(3, 1_000_000, 2000, 1)
-    assert Prices(0.5, 2.0).cost(usage) == pytest.approx(0.504)
-    with pytest.raises(ConfigError, match="prices per million"):
-        Prices(-1, 2)
+    assert usage.cost(Price(0.5, 2.0)) == pytest.approx(0.504)
 
 
 @pytest.mark.parametrize(
