@@ -7,10 +7,12 @@ if TYPE_CHECKING:
     from art_langgraph.capturing import capture
     from art_langgraph.chat_model import ChatART
     from art_langgraph.handler import TrajectoryCallbackHandler
+    from art_langgraph.judges import LangChainJudge
     from art_langgraph.rollouts import Workers, agather, arollout, gather, rollout
 
 _WHERE = {
     "ChatART": "chat_model",
+    "LangChainJudge": "judges",
     "TrajectoryCallbackHandler": "handler",
     "Workers": "rollouts",
     "agather": "rollouts",
@@ -22,6 +24,7 @@ _WHERE = {
 
 __all__ = [
     "ChatART",
+    "LangChainJudge",
     "TrajectoryCallbackHandler",
     "Workers",
     "agather",

@@ -2,8 +2,12 @@
 
 from art_core.rewards.adaptive import Adaptive
 from art_core.rewards.batch import ascore_trajectories, score_trajectories
+from art_core.rewards.cache import VerdictCache
 from art_core.rewards.compose import Component, Composed, Measure, component
+from art_core.rewards.judge import Answer, Judge, JudgeError, Usage
+from art_core.rewards.judgement import Judgement, Scored
 from art_core.rewards.parts import PerNode, PerStep
+from art_core.rewards.ruler import Ruler
 from art_core.rewards.schema import ValidJSON, ValidToolCalls
 from art_core.rewards.shape import Cost, Efficiency, Latency, Length, Price, Steps
 from art_core.rewards.text import Citation, ExactMatch, Forbidden, Format, FuzzyMatch, Grounding, Refusal
@@ -11,6 +15,7 @@ from art_core.rewards.tools import ExpectedCall, ToolArguments, ToolChoice, Tool
 
 __all__ = [
     "Adaptive",
+    "Answer",
     "Citation",
     "Component",
     "Composed",
@@ -22,6 +27,9 @@ __all__ = [
     "Format",
     "FuzzyMatch",
     "Grounding",
+    "Judge",
+    "JudgeError",
+    "Judgement",
     "Latency",
     "Length",
     "Measure",
@@ -29,12 +37,16 @@ __all__ = [
     "PerStep",
     "Price",
     "Refusal",
+    "Ruler",
+    "Scored",
     "Steps",
     "ToolArguments",
     "ToolChoice",
     "ToolErrors",
+    "Usage",
     "ValidJSON",
     "ValidToolCalls",
+    "VerdictCache",
     "ascore_trajectories",
     "component",
     "score_trajectories",
