@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from art_core.errors import ConfigError
-from art_core.rewards.compose import Component, Composed, combined
+from art_core.rewards.compose import Component, Composed
+from art_core.rewards.sums import combined
 from art_core.scoring import Reward
 from art_core.types import Trajectory
 
@@ -119,7 +120,7 @@ class Adaptive(Component):
             for name, part in parts.items():
                 spread = self._spreads.get(name, RunningSpread())
                 self._spreads[name] = spread.seen(part.total, self.window)
-        return combined(parts, weights)
+        return combined(parts, weights, trajectory, events=self.total.events)
 
     def _weights(self, group_id: str | None) -> Mapping[str, float]:
         known = None if group_id is None else self._scales.get(group_id)

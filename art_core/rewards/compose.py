@@ -11,11 +11,12 @@ their products.
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, overload
 
 from art_core.errors import ConfigError, RewardError
+from art_core.rewards.sums import combined
 from art_core.scoring import Reward, RewardFunction, Score, score, wants_output
 from art_core.threads import ElasticThreads
 from art_core.types import Trajectory
@@ -63,7 +64,7 @@ class Component(ABC):
         return Gated(self, as_component(gate), least=least, otherwise=otherwise, name=self.name)
 
     def __mul__(self, weight: float) -> "Composed":
-        return Composed(_weighted(self, weight)) if _is_number(weight) else NotImplemented
+        return Composed(_weighted(self, weight), _events(self)) if _is_number(weight) else NotImplemented
 
     __rmul__ = __mul__
 
@@ -85,7 +86,8 @@ class Component(ABC):
             return self * 1.0
         if not callable(other):
             return NotImplemented
-        return Composed((*_weighted(self), *_weighted(as_component(other))))
+        added = as_component(other)
+        return Composed((*_weighted(self), *_weighted(added)), _events(self, added))
 
     def __radd__(self, other: "Component | RewardFunction | int") -> "Composed":
         if isinstance(other, int | float) and other == 0:
@@ -207,13 +209,20 @@ class Term:
 class Composed(Component):
     """A weighted sum of components, which are asked at the same time.
 
-    Rewards per step and per node are weighted and added like the rest.
+    Where some components reward single steps or nodes, those are worth the weighted sum as well: of what
+    each component gives that step, else its node, else the whole. That is what trains without ``gamma``,
+    which credits a step with its most specific reward alone (`art_core.selection.step_reward`).
+
+    Attributes:
+        terms: the components and their weights.
+        events: rewards of steps and nodes are what was earned there and no more; see `as_events`.
 
     Raises:
         ConfigError: there are no terms, two have the same name, or a weight is not finite.
     """
 
     terms: tuple[Term, ...]
+    events: bool = False
 
     def __post_init__(self) -> None:
         names = [term.component.name for term in self.terms]
@@ -234,7 +243,8 @@ class Composed(Component):
 
     async def __call__(self, trajectory: Trajectory, output: object = None) -> Reward:
         """The weighted sum."""
-        return combined(await self.parts(trajectory, output), self.weights)
+        parts = await self.parts(trajectory, output)
+        return combined(parts, self.weights, trajectory, events=self.events)
 
     async def parts(self, trajectory: Trajectory, output: object = None) -> dict[str, Reward]:
         """What each component says, by name; all of them run at once, and the first failure ends the rest.
@@ -255,40 +265,19 @@ class Composed(Component):
             raise first from first.__cause__
         return {name: under(name, task.result()) for name, task in tasks.items()}
 
+    def as_events(self) -> "Composed":
+        """For training with ``gamma``, which adds up what is earned along the way.
+
+        A step or node is then rewarded only with what components gave it; the whole is earned at the end.
+        """
+        return replace(self, events=True)
+
     def within(self, seconds: float) -> "Composed":
         """The same with a time limit for each component."""
         return replace(
             self,
             terms=tuple(replace(term, component=term.component.within(seconds)) for term in self.terms),
         )
-
-
-def combined(parts: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
-    """The weighted sum of what components said, with every raw value and weight.
-
-    Args:
-        parts: rewards by component; each names its parts already.
-        weights: one for each of them.
-
-    Raises:
-        RewardError: two of them recorded something under the same name.
-    """
-    components: dict[str, float] = {}
-    metrics: dict[str, float] = {}
-    by_node: dict[str, float] = {}
-    by_step: dict[str, float] = {}
-    for name, part in parts.items():
-        weight = weights[name]
-        recorded = {**part.metrics, f"weight/{name}": weight}
-        for kept, new in ((components, part.components), (metrics, recorded)):
-            if twice := next((key for key in new if kept.get(key, new[key]) != new[key]), None):
-                raise RewardError(f"{twice!r} was recorded twice with different values; rename one component")
-            kept.update(new)
-        for sums, values in ((by_node, part.by_node), (by_step, part.by_step)):
-            for key, value in values.items():
-                sums[key] = sums.get(key, 0.0) + weight * value
-    total = math.fsum(weights[name] * part.total for name, part in parts.items())
-    return Reward(total, components, by_node, by_step, metrics)
 
 
 Decorator: TypeAlias = Callable[[RewardFunction], Component]
@@ -396,3 +385,7 @@ def _finite_weight(weight: float, what: str) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _events(*given: Component) -> bool:
+    return any(isinstance(one, Composed) and one.events for one in given)

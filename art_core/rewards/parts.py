@@ -2,8 +2,9 @@
 
 Invariant: a part is judged by what it was given and said itself; the agent's output is not its own.
 
-Rewards of steps and nodes change what is trained: a step is then credited with its own reward, or with
-what was earned from it on when training has a ``gamma`` (`art_core.selection.returns`).
+Rewards of steps and nodes change what is trained: a step is then credited with its own reward, or, when
+training has a ``gamma``, with what was earned from it on (`art_core.selection.returns`). A sum that is
+trained with ``gamma`` says so: `Composed.as_events`.
 """
 
 import asyncio
@@ -17,8 +18,8 @@ from art_core.rewards.compose import Component, as_component, evaluate
 from art_core.scoring import Reward, RewardFunction
 from art_core.types import Trajectory
 
-Summary = Literal["mean", "sum", "min", "max", "last"]
-"""What the parts' rewards are for the whole trajectory."""
+Summary = Literal["mean", "sum", "min", "max", "last", "none"]
+"""What the parts' rewards are for the whole trajectory; ``none``: 0.0, they count where they were earned."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -148,3 +149,5 @@ def _summarised(values: list[float], summary: Summary) -> float:
             return max(values)
         case "last":
             return values[-1]
+        case "none":
+            return 0.0

@@ -95,8 +95,8 @@ async def test_named_parts_of_a_function_are_kept_under_its_name_with_its_steps_
 
     found = await scored(0.5 * play + 2 * constant(1, "other"))
     assert found.components == {"game": 3.0, "game/won": 1.0, "game/style": 2.0, "other": 1.0}
-    assert found.by_node == {"player": 2.0}
-    assert found.by_step == {"s-t-0": 2.5}
+    assert found.by_node == {"player": 0.5 * 4 + 2}
+    assert found.by_step == {"s-t-0": 0.5 * 5 + 2}
     assert found.metrics["game/moves"] == 7
     assert found.total == 3.5
 
