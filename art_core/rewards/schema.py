@@ -28,6 +28,8 @@ class ValidJSON(Measure):
     Attributes:
         schema: a JSON Schema (the draft that it names, else 2020-12), or a pydantic model; None: any JSON.
         fenced: the JSON may be inside of a code fence.
+        key: of the agent's output, where the answer is parsed already (``structured_response`` of
+            LangChain's agents); None: the answer is text.
         node: whose last message is the answer; None: the agent's output, or its last message.
 
     Raises:
@@ -36,6 +38,7 @@ class ValidJSON(Measure):
 
     schema: Mapping[str, Any] | type[BaseModel] | None = None
     fenced: bool = True
+    key: str | None = None
     node: str | None = None
     _: KW_ONLY
     name: str = "valid_json"
@@ -45,8 +48,8 @@ class ValidJSON(Measure):
 
     def value(self, trajectory: Trajectory, output: object = None) -> float:
         """Whether it is valid."""
-        if self.node is None and isinstance(output, Mapping | list):
-            found: Any = output  # structured output, parsed already
+        if self.key is not None:
+            found = self._parsed(trajectory, output, self.key)
         else:
             text = answer_text(trajectory, output, self.node, self.name)
             try:
@@ -54,6 +57,16 @@ class ValidJSON(Measure):
             except (ValueError, RecursionError):
                 return 0.0
         return float(_validator(self.schema, f"reward {self.name!r}", ConfigError).is_valid(found))
+
+    def _parsed(self, trajectory: Trajectory, output: object, key: str) -> Any:
+        state = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
+        if key not in state:
+            raise RewardError(
+                f"reward {self.name!r}: the output of trajectory {trajectory.id} has no {key!r} "
+                f"(it has: {', '.join(map(repr, state)) or type(output).__name__})"
+            )
+        found = state[key]
+        return found.model_dump(mode="json") if isinstance(found, BaseModel) else found
 
 
 @dataclass(frozen=True, slots=True)

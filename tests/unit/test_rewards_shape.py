@@ -133,11 +133,19 @@ def test_an_answer_is_valid_when_its_schema_allows_it(said: str, valid: int) -> 
     assert ValidJSON(SCHEMA).value(conversation(said)) == valid
 
 
+def test_a_graphs_state_is_not_taken_for_its_answer() -> None:
+    assert ValidJSON().value(conversation("no JSON"), {"messages": []}) == 0
+
+
 def test_any_json_a_pydantic_model_and_parsed_output_are_checked_too() -> None:
     run = conversation('{"name": "Ada", "age": 36}')
     assert ValidJSON().value(run) == 1
     assert ValidJSON(Reply).value(run) == 1
-    assert ValidJSON(Reply).value(run, {"name": "Ada", "age": "old"}) == 0
+    parsed = ValidJSON(SCHEMA, key="structured_response")
+    assert parsed.value(run, {"messages": [], "structured_response": Reply(name="Ada", age=36)}) == 1
+    assert parsed.value(run, {"structured_response": {"age": -1}}) == 0
+    with pytest.raises(RewardError, match=r"no 'structured_response' \(it has: 'messages'\)"):
+        parsed.value(run, {"messages": []})
     assert ValidJSON(SCHEMA, fenced=False).value(conversation('```\n{"age": 3}\n```')) == 0
 
 
