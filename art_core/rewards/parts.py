@@ -1,6 +1,7 @@
 """A reward asked of parts of a trajectory: of every step, or of every node.
 
-Invariant: a part is judged by what it was given and said itself; the agent's output is not its own.
+Invariant: a part is judged by what it was given and said itself, and by what tools answered its calls; the
+agent's output is not its own.
 
 Rewards of steps and nodes change what is trained: a step is then credited with its own reward, or, when
 training has a ``gamma``, with what was earned from it on (`art_core.selection.returns`). A sum that is
@@ -15,6 +16,7 @@ from typing import Literal, get_args
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.compose import Component, as_component, evaluate
+from art_core.rewards.reading import part_of
 from art_core.scoring import Reward, RewardFunction
 from art_core.types import Trajectory
 
@@ -26,7 +28,8 @@ Summary = Literal["mean", "sum", "min", "max", "last", "none"]
 class PerStep(Component):
     """A reward of every answered call by itself, kept by step id.
 
-    Each call is given to ``reward`` as a trajectory of one step.
+    Each call is given to ``reward`` as a trajectory of one step; what tools answered its tool calls is in
+    ``metadata["tool_results"]``, in the order of the calls.
 
     Attributes:
         reward: what each step is asked for.
@@ -55,7 +58,7 @@ class PerStep(Component):
     async def __call__(self, trajectory: Trajectory, output: object = None) -> Reward:
         """The steps' rewards, and their summary."""
         parts = {
-            step.id: replace(trajectory, steps=(step,), spans=())
+            step.id: replace(part_of(trajectory, [step]), spans=())
             for step in trajectory.steps
             if step.response is not None and (self.node is None or step.identity.node == self.node)
         }
@@ -98,8 +101,7 @@ class PerNode(Component):
         made = dict.fromkeys(s.identity.node for s in trajectory.steps if s.response is not None)
         parts = {
             node: replace(
-                trajectory,
-                steps=tuple(s for s in trajectory.steps if s.identity.node == node),
+                part_of(trajectory, [s for s in trajectory.steps if s.identity.node == node]),
                 spans=tuple(s for s in trajectory.spans if s.node == node),
             )
             for node in made

@@ -7,7 +7,7 @@ would be scored.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from art_core.errors import RewardError
@@ -88,26 +88,33 @@ class ToolCall:
         return None
 
 
+TOOL_RESULTS = "tool_results"
+"""In the metadata of a part of a trajectory: what tools answered its calls, in the order of the calls.
+
+A step's calls are answered after it, so the step alone does not hold what came of them.
+"""
+
+
 def tool_calls(trajectory: Trajectory, node: str | None = None) -> tuple[ToolCall, ...]:
     """The tool calls of a trajectory, or of one node of it, in the order in which they were made."""
     found: list[ToolCall] = []
+    known = trajectory.metadata.get(TOOL_RESULTS)
     for number, step in enumerate(trajectory.steps):
-        if node is not None and step.identity.node != node:
-            continue
         made = (step.response or {}).get("tool_calls") or ()
         for call in cast("Sequence[Mapping[str, Any]]", made):
             function = cast("Mapping[str, Any]", call.get("function") or {})
             identifier = str(call.get("id") or "")
-            found.append(
-                ToolCall(
-                    identifier,
-                    str(function.get("name") or ""),
-                    parsed_arguments(function.get("arguments")),
-                    step,
-                    _result(trajectory, number, identifier),
-                )
-            )
-    return tuple(found)
+            result = _result(trajectory, number, identifier) if known is None else known[len(found)]
+            arguments = parsed_arguments(function.get("arguments"))
+            found.append(ToolCall(identifier, str(function.get("name") or ""), arguments, step, result))
+    return tuple(call for call in found if node is None or call.step.identity.node == node)
+
+
+def part_of(trajectory: Trajectory, steps: Sequence[Step]) -> Trajectory:
+    """A trajectory of some of its steps alone, which still knows what tools answered their calls."""
+    kept = {step.id for step in steps}
+    results = [call.result for call in tool_calls(trajectory) if call.step.id in kept]
+    return replace(trajectory, steps=tuple(steps), metadata={**trajectory.metadata, TOOL_RESULTS: results})
 
 
 def tool_results(trajectory: Trajectory) -> tuple[str, ...]:
