@@ -7,10 +7,13 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.prebuilt import ToolNode, tools_condition
 
+from art_core.errors import ConfigError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.rewards import (
+    Adaptive,
     Cost,
     ExactMatch,
+    FuzzyMatch,
     Grounding,
     Latency,
     PerStep,
@@ -119,3 +122,18 @@ async def test_errors_that_langgraphs_tool_node_answers_are_seen() -> None:
             *[False] * 2,
         ]
         assert parts["bad_steps"] == pytest.approx(3 / 5)
+
+
+async def test_mixes_are_asked_in_worker_processes_and_what_has_a_memory_is_refused() -> None:
+    topics = [Scenario(name, {"topic": name}, {"answer": "On a, part 1."}) for name in "ab"]
+    mix = ExactMatch() + FuzzyMatch(by="characters").gated(ExactMatch()) - 0.1 * Steps().within(60)
+    with FakeVLLM(lambda request: f"On {request['messages'][-1]['content']}.") as server:
+        options = {"group_size": 2, "model": StaticEndpoint(server.base_url, "policy@3"), "progress": False}
+        graph = "helpers.rollout_graphs:chat_graph"
+        groups = await agather(graph, topics, reward=mix, workers=2, **options)
+        with pytest.raises(ConfigError, match="without workers"):
+            await agather(graph, topics, reward=Adaptive(mix), workers=2, **options)
+    for group, reward in zip(groups, (1.8, -0.2), strict=True):
+        assert not [t.failure for t in group if t.failed]
+        assert group.rewards == pytest.approx((reward, reward))
+        assert set(group.trajectories[0].components) >= {"exact_match", "fuzzy_match", "steps"}
