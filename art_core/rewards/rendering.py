@@ -17,7 +17,6 @@ from typing import Any, cast
 
 from art_core.capture import superseded
 from art_core.types import Message, Span, Step, Trajectory
-from art_core.views.messages import with_new_messages
 from art_core.views.text import content_text, safe, tool_calls
 
 CountTokens = Callable[[str], int]
@@ -56,21 +55,19 @@ def entries(trajectory: Trajectory) -> Entries:
     """What happened in a trajectory, in the order in which it started."""
     branches = _Branches()
     gone = superseded(trajectory.steps)
-    told: list[tuple[float, list[Entry]]] = []
-    results: set[str] = set()
-    for step, new in with_new_messages(trajectory):
-        place = branches.of(step.identity.namespace, step.identity.node, step.identity.attempt)
-        if step.id in gone:
-            place += ", run again later"
-        told.append((step.started_at, list(_step_entries(step, new, place, trajectory))))
-        results.update(content_text(m).strip() for m in new if m.get("role") == "tool")
-    with_steps = {s.identity.namespace for s in trajectory.steps}
-    for span in trajectory.spans:
-        if entry := _span_entry(span, branches, results, with_steps):
-            told.append((span.started_at, [entry]))
-    if trajectory.spans and (final := _final(trajectory)):
-        told.append((float("inf"), [final]))
-    return tuple(entry for _, some in sorted(told, key=lambda dated: dated[0]) for entry in some)
+    read = _Read(trajectory)
+    told: list[Entry] = []
+    # The namespace's order of appearance gives branches their numbers.
+    for made in sorted((*trajectory.steps, *trajectory.spans), key=lambda made: made.started_at):
+        if isinstance(made, Step):
+            place = branches.of(made.identity.namespace, made.identity.node, made.identity.attempt)
+            place += ", run again later" if made.id in gone else ""
+            told.extend(_step_entries(made, read, place))
+        elif entry := _span_entry(made, read, branches):
+            told.append(entry)
+    if final := _final(trajectory):
+        told.append(final)
+    return tuple(told)
 
 
 def common_beginning(sets: Sequence[Entries]) -> int:
@@ -172,17 +169,43 @@ class _Branches:
         return self._names[namespace]
 
 
-def _step_entries(step: Step, new: Sequence[Message], place: str, trajectory: Trajectory) -> Iterator[Entry]:
+class _Read:
+    """What the models of a trajectory have read and said so far, and who called which tool.
+
+    Branches of one graph run at the same time, each with a history of its own: a message is new unless it
+    continues, from its beginning, some history of the same graph.
+    """
+
+    def __init__(self, trajectory: Trajectory) -> None:
+        self._histories: dict[str, dict[Any, Any]] = {}
+        self.namespaces = {step.identity.namespace for step in trajectory.steps}
+        self.results: set[str] = set()
+        self.tools: dict[str, str] = {}
+        for step in trajectory.steps:
+            for message in (*step.messages, step.response or {}):
+                if message.get("role") == "tool":
+                    self.results.add(plain(content_text(message)).strip())
+                for call in _calls(message):
+                    self.tools[str(call.get("id"))] = str(call["function"].get("name", "?"))
+
+    def new(self, step: Step) -> tuple[Message, ...]:
+        """A step's messages that are new; it and its answer are then part of a history."""
+        graph = step.identity.namespace.rpartition("|")[0]
+        here = self._histories.setdefault(graph, {})
+        known = 0
+        for number, message in enumerate((*step.messages, *((step.response,) if step.response else ()))):
+            key = message.get("role"), _said(message).strip()
+            known += number == known < len(step.messages) and key in here
+            here = here.setdefault(key, {})
+        return step.messages[known:]
+
+
+def _step_entries(step: Step, read: _Read, place: str) -> Iterator[Entry]:
     at = f"{place}: " if place else ""
-    names = {
-        str(call.get("id")): str(call.get("function", {}).get("name", "?"))
-        for message in (*step.messages, *(s.response or {} for s in trajectory.steps))
-        for call in _calls(message)
-    }
-    for message in new:
+    for message in read.new(step):
         role = plain(str(message.get("role", "message")))
         if role == "tool":
-            name = message.get("name") or names.get(str(message.get("tool_call_id")), "?")
+            name = message.get("name") or read.tools.get(str(message.get("tool_call_id")), "?")
             yield Entry(f"{at}result of {plain(str(name))}", plain(content_text(message)))
         else:
             yield Entry(f"{at}{role}", _said(message))
@@ -215,19 +238,19 @@ def _calls(message: Message) -> list[Mapping[str, Any]]:
     return [call for call in found if isinstance(call.get("function"), Mapping)]
 
 
-def _span_entry(span: Span, branches: _Branches, results: set[str], with_steps: set[str]) -> Entry | None:
+def _span_entry(span: Span, read: _Read, branches: _Branches) -> Entry | None:
     """What a span tells that no step does: tools whose result no model read, nodes without a model."""
     place = branches.of(span.namespace, span.node, span.attempt)
     at = f"{place}: " if place else ""
     trouble = f"(failed: {plain(span.error)})" if span.error else ""
     if span.kind in ("tool", "retriever"):
         result = _output_text(span.outputs)
-        if result.strip() in results and not trouble:
+        if result.strip() in read.results and not trouble:
             return None
         what = f"{_output_text(span.inputs)} -> {result}{trouble}"
         return Entry(f"{at}{span.kind} {plain(span.name)}", what)
     is_node = span.kind == "chain" and span.node == span.name and span.namespace
-    if is_node and (trouble or span.namespace not in with_steps):
+    if is_node and (trouble or span.namespace not in read.namespaces):
         return Entry(place, trouble or f"-> {_output_text(span.outputs)}")
     return None
 
