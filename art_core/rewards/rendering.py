@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from art_core.capture import superseded
-from art_core.types import Message, Span, Step, Trajectory
+from art_core.types import Message, Span, Step, Trajectory, enclosing_nodes
 from art_core.views.text import content_text, safe, tool_calls
 
 CountTokens = Callable[[str], int]
@@ -28,6 +28,7 @@ LEAST_ENTRY = 60
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)?(?:;[\w=.+-]+)*;base64,[A-Za-z0-9+/=_-]*")
 _BASE64 = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{160,}={0,2}")
 _BULK = frozenset({"logprobs", "token_ids", "prompt_token_ids", "response_metadata", "usage_metadata"})
+_TOOLS = ("tool", "retriever")
 _OWN_FIELDS = frozenset({"tool_calls", "tool_call_id", "name", "role"})
 
 
@@ -178,7 +179,9 @@ class _Read:
 
     def __init__(self, trajectory: Trajectory) -> None:
         self._histories: dict[str, dict[Any, Any]] = {}
-        self.namespaces = {step.identity.namespace for step in trajectory.steps}
+        inside = [step.identity.namespace for step in trajectory.steps]
+        inside += [span.namespace for span in trajectory.spans if span.kind in _TOOLS]
+        self.told_by_others = {node for namespace in inside for node in enclosing_nodes(namespace)}
         self.results: set[str] = set()
         self.tools: dict[str, str] = {}
         for step in trajectory.steps:
@@ -243,14 +246,14 @@ def _span_entry(span: Span, read: _Read, branches: _Branches) -> Entry | None:
     place = branches.of(span.namespace, span.node, span.attempt)
     at = f"{place}: " if place else ""
     trouble = f"(failed: {plain(span.error)})" if span.error else ""
-    if span.kind in ("tool", "retriever"):
+    if span.kind in _TOOLS:
         result = _output_text(span.outputs)
         if result.strip() in read.results and not trouble:
             return None
         what = f"{_output_text(span.inputs)} -> {result}{trouble}"
         return Entry(f"{at}{span.kind} {plain(span.name)}", what)
     is_node = span.kind == "chain" and span.node == span.name and span.namespace
-    if is_node and (trouble or span.namespace not in read.namespaces):
+    if is_node and (trouble or span.namespace not in read.told_by_others):
         return Entry(place, trouble or f"-> {_output_text(span.outputs)}")
     return None
 

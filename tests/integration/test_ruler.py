@@ -1,8 +1,10 @@
 """RULER with LangChain's models as judges, over real HTTP to a scripted server."""
 
 import logging
+import operator
 import random
-from typing import Any
+from itertools import product
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from fakes.vllm_server import FakeVLLM, ToolCall, completion_ids, prompt_ids
@@ -12,16 +14,32 @@ from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Send
 
 from art_core.errors import ConfigError
 from art_core.recording import Rollout, current_rollout, recording
 from art_core.rewards.judge import Usage
+from art_core.rewards.rendering import entries
 from art_core.rewards.ruler import Ruler
 from art_core.types import Scenario, TrajectoryGroup
+from art_langgraph import agather
 from art_langgraph.judges import LangChainJudge
 
 QUALITIES = (0.1, 0.9, 0.5, 0.3)
+
+
+AGENT_LINES = ['agent] call look({"what": "sky"})']
+LATER_LINES = ["result of look] sky is blue", "agent] seen: sky is blue"]
+
+
+class Branching(TypedDict):
+    topic: str
+    parts: Annotated[list[str], operator.add]
+    final: str
 
 
 def judge_at(server: FakeVLLM, **options: Any) -> LangChainJudge:
@@ -254,3 +272,74 @@ def test_a_judge_that_cannot_be_made_is_a_config_error() -> None:
         LangChainJudge("nobody:model")
     with pytest.raises(ConfigError, match="temperature"):
         LangChainJudge(WordsOnly(), temperature=0)
+
+
+def branching_graph(server: FakeVLLM) -> Any:
+    """A planner, two branches at a time that each run an agent with a tool, and a node without a model."""
+    llm = ChatOpenAI(model="m", base_url=server.base_url, api_key="none")  # type: ignore[arg-type]
+
+    @tool
+    def look(what: str) -> str:
+        """Look at something."""
+        return f"{what} is blue"
+
+    async def agent(state: MessagesState) -> Any:
+        return {"messages": [await llm.bind_tools([look]).ainvoke(state["messages"])]}
+
+    def more(state: MessagesState) -> str:
+        return "tools" if state["messages"][-1].tool_calls else END  # type: ignore[union-attr]
+
+    looking = StateGraph(MessagesState).add_node("agent", agent).add_node("tools", ToolNode([look]))
+    looking.add_edge(START, "agent").add_edge("tools", "agent")
+    looking.add_conditional_edges("agent", more, ["tools", END])
+    subgraph = looking.compile()
+
+    async def plan(state: Branching) -> Any:
+        return {"parts": [(await llm.ainvoke(f"plan {state['topic']}")).text]}
+
+    async def work(state: Any) -> Any:
+        out = await subgraph.ainvoke({"messages": [("user", f"do {state['part']}")]})
+        return {"parts": [out["messages"][-1].text]}
+
+    def join(state: Branching) -> Any:
+        return {"final": f"{len(state['parts'])} parts"}
+
+    graph = StateGraph(Branching).add_node("plan", plan).add_node("work", work).add_node("join", join)
+    graph.add_edge(START, "plan").add_edge("work", "join").add_edge("join", END)
+    graph.add_conditional_edges("plan", lambda _: [Send("work", {"part": p}) for p in "ab"], ["work"])
+    return graph.compile()
+
+
+def branching_agent(request: dict[str, Any]) -> Any:
+    last = request["messages"][-1]["content"]
+    if request.get("tools") and request["messages"][-1]["role"] != "tool":
+        return ToolCall("look", '{"what": "sky"}')
+    return f"seen: {last}"
+
+
+async def test_a_judge_sees_every_node_branch_and_tool_of_a_real_graph_once() -> None:
+    """C31."""
+    with FakeVLLM(branching_agent) as server:
+        groups = await agather(
+            branching_graph(server),
+            [Scenario("s", {"topic": "sky", "parts": []})],
+            group_size=1,
+            require_policy_calls=False,
+            spans=True,
+            progress=False,
+        )
+    shown = [entry.text() for entry in entries(groups[0].trajectories[0])]
+    assert sorted(shown) == sorted(
+        [
+            "[plan: user] plan sky",
+            "[plan: agent] seen: plan sky",
+            *(f"[{work} > agent: {line}" for work, line in product(("work", "work#2"), AGENT_LINES)),
+            "[work > agent: user] do a",
+            "[work#2 > agent: user] do b",
+            *(f"[{work} > agent#2: {line}" for work, line in product(("work", "work#2"), LATER_LINES)),
+            '[join] -> {"final": "3 parts"}',
+            shown[-1],
+        ]
+    )
+    assert shown[-1].startswith('[final output] {"final": "3 parts"')
+    assert shown.index("[work#2 > agent: user] do b") < shown.index('[join] -> {"final": "3 parts"}')
