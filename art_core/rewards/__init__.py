@@ -6,6 +6,7 @@ from art_core.rewards.cache import VerdictCache
 from art_core.rewards.compose import Component, Composed, Measure, component
 from art_core.rewards.judge import Answer, Judge, JudgeError, Usage
 from art_core.rewards.judgement import Judgement, Scored
+from art_core.rewards.outcome import Outcome
 from art_core.rewards.parts import PerNode, PerStep
 from art_core.rewards.ruler import Ruler
 from art_core.rewards.schema import ValidJSON, ValidToolCalls
@@ -33,6 +34,7 @@ __all__ = [
     "Latency",
     "Length",
     "Measure",
+    "Outcome",
     "PerNode",
     "PerStep",
     "Price",

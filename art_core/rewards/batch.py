@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from art_core.errors import ConfigError, RewardError
-from art_core.rewards.compose import as_component, evaluate
-from art_core.scoring import RewardFunction
+from art_core.rewards.compose import Component, evaluate
+from art_core.scoring import RewardFunction, wants_output
 from art_core.sync import run_sync
 from art_core.types import Failure, RolloutStatus, Trajectory
 
@@ -48,7 +48,8 @@ async def ascore_trajectories(
     if outputs is not None and len(outputs) != len(waiting):
         raise ConfigError(f"{len(outputs)} outputs for {len(waiting)} trajectories; give one for each")
     given = [t.metadata.get("output") for t in waiting] if outputs is None else outputs
-    asked = as_component(reward)
+    wants_output(reward)
+    name = reward.name if isinstance(reward, Component) else ""
     slots = asyncio.Semaphore(concurrency)
 
     async def one(trajectory: Trajectory, output: object) -> Trajectory:
@@ -57,7 +58,7 @@ async def ascore_trajectories(
         blank = replace(trajectory, reward=None, components={}, step_rewards={}, node_rewards={})
         async with slots:
             try:
-                found = await evaluate(asked, asked.name, blank, output, timeout)
+                found = await evaluate(reward, name, blank, output, timeout)
             except RewardError as error:
                 failure = Failure("reward", str(error), "art_core.errors.RewardError")
                 return replace(blank, status=RolloutStatus.FAILED, failure=failure)

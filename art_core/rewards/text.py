@@ -84,6 +84,9 @@ class FuzzyMatch(Measure):
 class Format(Measure):
     """1.0 when the whole answer matches a regular expression, 0.0 otherwise.
 
+    Python's ``re`` can take very long on nested repetitions (``(a+)+b``), and holds everything up meanwhile:
+    no time limit helps against such a pattern.
+
     Attributes:
         pattern: Python's syntax; ``.`` matches newlines too.
         anywhere: a match somewhere in the answer will do.

@@ -266,6 +266,10 @@ async def test_a_batch_keeps_order_leaves_failures_alone_and_says_why_one_is_uns
     assert found[1] is failed
     assert found[2].failure is not None
     assert "picky" in found[2].failure.message
+    twice = await ascore_trajectories(lambda t: 2.0, given[:1], outputs=["x"])
+    assert (twice[0].reward, twice[0].components) == (2.0, {})
+    with pytest.raises(RewardError, match="must take"):
+        await ascore_trajectories(lambda: 2.0, given)
     with pytest.raises(ConfigError, match="1 outputs for 4"):
         await ascore_trajectories(picky, given, outputs=["x"])
 

@@ -16,6 +16,7 @@ from art_core.rewards import (
     Format,
     Latency,
     Length,
+    Outcome,
     PerNode,
     PerStep,
     Price,
@@ -104,6 +105,17 @@ def test_efficiency_may_rise_and_needs_two_ends() -> None:
 
 def points(trajectory: Trajectory) -> float:
     return trajectory.metrics["points"]
+
+
+def test_an_outcome_is_read_from_the_state_or_the_metrics_and_is_never_guessed() -> None:
+    """C33."""
+    run = a_trajectory("t", metrics={"moves": 9.0})
+    assert Outcome("won").value(run, {"won": True}) == 1
+    assert Outcome("moves").value(run, {"won": True}) == 9
+    with pytest.raises(RewardError, match=r"neither .* have 'lost' .they have: 'moves', 'won'"):
+        Outcome("lost").value(run, {"won": True})
+    with pytest.raises(RewardError, match="'won' of trajectory t is None"):
+        Outcome("won").value(run, {"won": None})
 
 
 # -- JSON --------------------------------------------------------------------------------------------
