@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
@@ -400,6 +401,15 @@ async def test_cancelling_leaves_nothing_running_and_no_rollout_open() -> None:
     assert set(sink.ended) == set(sink.begun)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Interrupts are noticed, also where tests run in the background of a shell, which ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_from_the_terminal_ends_every_rollout() -> None:
     sink = Log()
     running: list[str] = []
