@@ -330,6 +330,17 @@ def test_strict_and_kind_sets_are_put_on_one_scale() -> None:
     assert sorted(range(16), key=lambda i: found[i]) == list(range(16))
 
 
+def test_as_much_strictness_as_kindness_leaves_the_level_where_it_is() -> None:
+    true = [0.2 + 0.6 * i / 15 for i in range(16)]
+    sets = overlapping_sets(16, 8, random.Random(1))
+    given = [
+        {i: true[i] + offset for i in chosen}
+        for chosen, offset in zip(sets, (0.15, -0.15, 0.15, -0.15), strict=True)
+    ]
+    found = one_scale(given)
+    assert [found[i] for i in range(16)] == pytest.approx(true, abs=0.02)
+
+
 async def test_one_trajectory_is_judged_by_the_rubric_alone() -> None:
     ruler = Ruler(FunctionJudge(perfect))
     reward = await ruler.ascore_one(quality_run("a", 0.7))
