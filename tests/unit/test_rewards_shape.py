@@ -37,6 +37,7 @@ def test_steps_are_answered_calls_whose_choices_count_once() -> None:
     lost = a_step("t", 2, response=None, error="timeout")
     run = replace(a_trajectory("t"), steps=(*choices, lost))
     assert Steps().value(run) == 1
+    assert Cost({"agent": Price(1e6, 0)}).value(run) == 3
     assert Steps(node="nobody").value(run) == 0
 
 

@@ -71,6 +71,8 @@ def test_arguments_may_be_compared_by_the_users_own_rule_or_not_at_all() -> None
     assert alike.value(run) == 1
     assert ToolArguments().value(made(call("search", {"query": "x"}), expected=["search"])) == 1
     assert ToolArguments().value(made(call("search"), expected=[])) == 1
+    true_for_one = made(call("read", {"id": True}), expected=[{"name": "read", "arguments": {"id": 1}}])
+    assert ToolArguments().value(true_for_one) == 0
 
 
 def test_expected_calls_are_read_in_the_wire_format_too() -> None:
