@@ -87,15 +87,6 @@ class ToolCallParser:
             yield content
 
 
-def parse_tool_calls(text: str) -> tuple[str | None, list[ParsedCall]]:
-    """Content and calls of a whole text; content is None where there is none beside calls."""
-    parser = ToolCallParser()
-    found = [*parser.push(text), *parser.finish()]
-    calls = [part for part in found if isinstance(part, ParsedCall)]
-    content = "".join(part for part in found if isinstance(part, str))
-    return (content or None) if calls else content, calls
-
-
 def _uncertain(text: str) -> int:
     """How many characters at the end may belong to a block that has only begun."""
     begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)

@@ -12,7 +12,7 @@ training; a calm stretch raises it again. A run in which no group's rewards diff
 import logging
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -299,8 +299,3 @@ def _refusal(
                 limit,
             )
     return None
-
-
-def stop_reason(events: Sequence[TrainEvent]) -> str | None:
-    """Why training was stopped, if one of the events says so."""
-    return next((e.message for e in events if e.kind == "training_stopped"), None)

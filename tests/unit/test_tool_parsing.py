@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.inference.tool_parsing import ParsedCall, ToolCallParser, parse_tool_calls
+from art_core.inference.tool_parsing import ParsedCall, ToolCallParser
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+def parse_tool_calls(text: str) -> tuple[str | None, list[ParsedCall]]:
+    """Content and calls of a whole text; content is None where there is none beside calls."""
+    parser = ToolCallParser()
+    found = [*parser.push(text), *parser.finish()]
+    calls = [part for part in found if isinstance(part, ParsedCall)]
+    content = "".join(part for part in found if isinstance(part, str))
+    return (content or None) if calls else content, calls
 
 
 def test_text_without_a_call_is_content_as_it_is() -> None:
