@@ -310,8 +310,9 @@ class Keeper:
         spent = f"restarted {self._budget.most} times within {self._budget.window:g} s already"
         reason = spent if self._budget.most else "EngineConfig.max_restarts=0"
         error = EngineError(f"{why}\nvLLM is not restarted: {reason}")
-        self.lives.end(error)
+        # Told of first, as a restart is: who is woken by the end finds it in the record.
         self.tell(EngineEvent("engine_failed", str(error), {"log": str(old.process.log)}))
+        self.lives.end(error)
 
     async def _restarted(self, port: int) -> VLLMProcess:
         server = await self._start(await self.installed(), port)
