@@ -23,7 +23,7 @@ PYTEST := $(OFFLINE) $(PY) -m pytest $(PYTEST_ARGS)
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint model clean distclean
+.PHONY: help demo test lint model browser clean distclean
 .DELETE_ON_ERROR:
 
 help: ## say what can be made
@@ -33,7 +33,7 @@ demo: $(VENV)/.demo-installed ## a language model learns tic-tac-toe inside a La
 	$(PY) examples/prepare_model.py
 	$(PY) examples/tic_tac_toe/demo.py $(DEMO_ARGS)
 
-test: lint model ## lint, types, layers and every test
+test: lint model browser ## lint, types, layers and every test
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --ignore tests/vllm tests
 	$(PYTEST) --engine vllm $(if $(filter qwen,$(MODEL)),--qwen) tests/vllm tests/conformance/engine
 	@echo "make test: formatting, lint, types, layers and tests are green"
@@ -46,6 +46,9 @@ lint: $(VENV)/.dev-installed ## formatting, lint, types, layers between packages
 
 model: $(VENV)/.dev-installed ## small real models and tokenizers; MODEL="smollm2 tokenizers" are what tests need
 	$(PY) examples/prepare_model.py $(MODEL)
+
+browser: $(VENV)/.dev-installed ## find or fetch a Chromium for tests of pages; ART_BROWSER names one
+	$(PY) tests/helpers/browser.py
 
 clean: ## remove what tests and builds leave behind
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache unsloth_compiled_cache \
