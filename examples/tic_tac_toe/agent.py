@@ -21,6 +21,7 @@ class Game(TypedDict, total=False):
     """The graph's state."""
 
     opponent: int  # seed of the opponent's moves: the input
+    illegal_reward: float  # what an illegal move is worth: an input, 0 where it is not given
     board: str
     answer: str  # what the model said
     answers: list[str]
@@ -53,8 +54,9 @@ def build_graph(llm: BaseChatModel) -> CompiledStateGraph:
 
 
 def score(game: Game) -> float:
-    """What a finished game is worth: win 1, draw 0.5, loss or illegal move 0."""
-    return SCORES[game["outcome"] or "illegal"]
+    """What a finished game is worth: win 1, draw 0.5, loss 0, illegal move 0 or what the input says."""
+    outcome = game["outcome"] or "illegal"
+    return game.get("illegal_reward", SCORES[outcome]) if outcome == "illegal" else SCORES[outcome]
 
 
 def reward(trajectory: Trajectory, game: Game) -> float:

@@ -91,6 +91,12 @@ def parse_options() -> argparse.Namespace:
         help="compare games against different opponents, rather than games against the same one",
     )
     parser.add_argument(
+        "--illegal-reward",
+        type=float,
+        default=0.0,
+        help="of a game that ends by an illegal move, in training; held-out games score 0",
+    )
+    parser.add_argument(
         "--overlap",
         type=int,
         metavar="STALENESS",
@@ -180,10 +186,13 @@ class Demo:
         return config.replace(total_updates=updates * options.steps)
 
     async def play(
-        self, opponents: Sequence[int], group_size: int, how: str = "sampled"
+        self, opponents: Sequence[int], group_size: int, how: str = "sampled", illegal_reward: float = 0.0
     ) -> list[TrajectoryGroup]:
         """Play games against each opponent."""
-        scenarios = [Scenario(f"opponent-{o}", inputs={"opponent": o}) for o in opponents]
+        scenarios = [
+            Scenario(f"opponent-{o}", inputs={"opponent": o, "illegal_reward": illegal_reward})
+            for o in opponents
+        ]
         return await agather(
             self.agents[how] if self.workers == 1 else AGENTS[how],
             scenarios,
@@ -216,7 +225,9 @@ class Demo:
         )
         first = 100_000 * options.seed + number * count
         start = time.perf_counter()
-        groups = await self.play(range(first, first + count), games_each)
+        groups = await self.play(
+            range(first, first + count), games_each, illegal_reward=options.illegal_reward
+        )
         if options.mixed_opponents:
             groups = mixed(groups, size)
         played = time.perf_counter()
@@ -232,8 +243,9 @@ class Demo:
             opponent = scenario.inputs["opponent"]
             if options.mixed_opponents:
                 games = range(opponent * options.group_size, (opponent + 1) * options.group_size)
-                return mixed(await self.play(games, 1), options.group_size)
-            return await self.play([opponent], options.group_size)
+                played = await self.play(games, 1, illegal_reward=options.illegal_reward)
+                return mixed(played, options.group_size)
+            return await self.play([opponent], options.group_size, illegal_reward=options.illegal_reward)
 
         def keep(step: LearningStep) -> None:
             self.keep(step.groups, step.report.metrics, step.wait_seconds, step.train_seconds)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.tic_tac_toe.agent import score
 from examples.tic_tac_toe.game import (
     EMPTY,
     LINES,
@@ -67,3 +68,11 @@ def test_the_scripted_player_makes_legal_moves_of_every_kind() -> None:
     assert all(square in free(board) for board, square in moves)
     assert {square for board, square in moves if board == EMPTY} == set(range(1, 10))
     assert moves != list(islice(random_player_moves(1), 1000))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "worth"), [("win", 1.0), ("draw", 0.5), ("loss", 0.0), ("illegal", -0.5), (None, -0.5)]
+)
+def test_a_games_input_may_say_what_an_illegal_move_is_worth(outcome: str | None, worth: float) -> None:
+    assert score({"outcome": outcome, "illegal_reward": -0.5}) == worth
+    assert score({"outcome": outcome}) == max(worth, 0.0)
