@@ -12,6 +12,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -207,6 +208,13 @@ class Store:
         """A trajectory's reward history, oldest first."""
         with read_transaction(self._engine) as connection:
             return reading.read_scores(connection, trajectory_id)
+
+    def read(self) -> AbstractContextManager[Connection]:
+        """A transaction for queries of one's own over the tables of `art_core.store.schema`, as in a ``with``.
+
+        It sees one state of the database, and must not write.
+        """
+        return read_transaction(self._engine)
 
     # -- runs --------------------------------------------------------------------------------------
 
