@@ -45,6 +45,17 @@ class StoreError(ArtError, RuntimeError):
     """The durable record cannot be opened, read or written."""
 
 
+class UnknownProjectError(StoreError):
+    """No project of this name, or not exactly one project, has a record here."""
+
+
+class UnknownRunError(ArtError, KeyError):
+    """No run has this id."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 class EngineError(ArtError, RuntimeError):
     """An inference engine did not start, died, or refused a request of ours."""
 

@@ -58,6 +58,27 @@ def open_database(url: str | URL, project: str) -> Engine:
     return engine
 
 
+def project_at(url: str | URL) -> str:
+    """Whose store a database is; nothing is created or migrated.
+
+    Raises:
+        StoreError: it cannot be read, or is not a store.
+    """
+    engine = _engine(url)
+    try:
+        if engine.dialect.name == "sqlite" and not Path(location(engine)).is_file():
+            raise StoreError(f"{location(engine)}: there is no such file")  # SQLite would make it
+        with reading(engine) as connection:
+            if schema.store_info.name not in inspect(connection).get_table_names():
+                raise StoreError(
+                    f"{location(engine)} is not a store of art-langgraph; open another root or URL"
+                )
+            info = schema.store_info.c
+            return str(connection.scalar(select(info.value).where(info.key == "project")))
+    finally:
+        engine.dispose()
+
+
 @contextmanager
 def writing(engine: Engine) -> Generator[Connection]:
     """A transaction that may write; committed at the end of the block, or as if it had never been."""
