@@ -1,0 +1,1 @@
+"""Seeing what a run does: metrics, sinks, and pages."""
