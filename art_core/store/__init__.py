@@ -1,6 +1,27 @@
 """The durable record of a project (see `art_core.store.store`)."""
 
-from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
+from art_core.store.records import (
+    AdapterVersion,
+    Event,
+    Feedback,
+    FeedbackKind,
+    Metric,
+    Run,
+    RunState,
+    Score,
+    TrainedStep,
+)
 from art_core.store.store import Store
 
-__all__ = ["AdapterVersion", "Event", "Metric", "Run", "RunState", "Score", "Store"]
+__all__ = [
+    "AdapterVersion",
+    "Event",
+    "Feedback",
+    "FeedbackKind",
+    "Metric",
+    "Run",
+    "RunState",
+    "Score",
+    "Store",
+    "TrainedStep",
+]

@@ -102,6 +102,7 @@ def read_runs(connection: Connection, *conditions: ColumnElement[bool]) -> list[
             started_at=row.started_at,
             ended_at=row.ended_at,
             state=RunState(row.state),
+            continues=row.continues,
         )
         for row in connection.execute(select(runs).where(*conditions).order_by(runs.c.seq))
     ]

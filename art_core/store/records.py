@@ -24,7 +24,11 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One training run of one model name. Times are Unix seconds."""
+    """One training run of one model name. Times are Unix seconds.
+
+    Attributes:
+        continues: id of the run whose policy this one went on from, as after a restart.
+    """
 
     id: str
     model: str
@@ -32,6 +36,7 @@ class Run:
     started_at: float
     ended_at: float | None = None
     state: RunState = RunState.RUNNING
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +55,63 @@ class Score:
     created_at: float
     components: Mapping[str, float]
     explanation: str = ""
+
+
+class FeedbackKind(StrEnum):
+    """How a person judged."""
+
+    THUMB = "thumb"
+    """Up (1) or down (-1)."""
+    SCORE = "score"
+    """From 0 to 1."""
+    CHOICE = "choice"
+    """Better than another trajectory (1), or as good as it (0.5)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """What a person said of a trajectory. It changes no reward by itself.
+
+    Attributes:
+        value: see `FeedbackKind`.
+        over: of a choice: the trajectory that this one was compared with.
+        created_at: Unix time, seconds.
+    """
+
+    trajectory_id: str
+    kind: FeedbackKind
+    value: float
+    author: str
+    created_at: float
+    comment: str = ""
+    over: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedStep:
+    """What one training step did with one step of a rollout.
+
+    Attributes:
+        run_id: whose training it was.
+        train_step: number of the training step, as in the run's metrics.
+        step_id: the rollout's step.
+        advantage: how much better than its group's baseline the step was; what its tokens were pushed by.
+        ratio: probability of each sampled token under the policy that the (last) update found, divided by
+            that under the policy that sampled it, neither clipped nor truncated; None where the token was
+            no part of it, or the server gave no probability  [completion_tokens].
+        trained: whether each sampled token gave a gradient: it was part of the update and its importance
+            weight was not 0  [completion_tokens].
+        clipped: whether the loss clipped its ratio, which stops or bounds its gradient
+            [completion_tokens].
+    """
+
+    run_id: str
+    train_step: int
+    step_id: str
+    advantage: float
+    ratio: tuple[float | None, ...]
+    trained: tuple[bool, ...]
+    clipped: tuple[bool, ...]
 
 
 @dataclass(frozen=True, slots=True)

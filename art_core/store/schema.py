@@ -21,7 +21,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("0001", "0002", "0003", "0004")
 """Every revision that this code can read or migrate from, oldest first; the last one is the tables below."""
 
 HEAD = REVISIONS[-1]
@@ -56,6 +56,7 @@ runs = Table(
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double),
     Column("state", Text, nullable=False),
+    Column("continues", Text),  # the run whose policy it went on from
 )
 
 scenarios = Table(
@@ -96,6 +97,8 @@ trajectories = Table(
     Column("failure", Text),
     Column("started_at", Double, nullable=False),
     Column("duration", Double),
+    Column("policy_number", Integer),  # the newest that answered in it
+    Index("ix_trajectories_run_id_policy_number", "run_id", "policy_number"),
 )
 
 contents = Table(
@@ -154,6 +157,33 @@ scores = Table(
     Column("created_at", Double, nullable=False),
 )
 
+feedback = Table(
+    "feedback",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("trajectory_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("kind", Text, nullable=False),
+    Column("value", Double, nullable=False),
+    Column("author", Text, nullable=False),
+    Column("comment", Text, nullable=False),
+    Column("over", Text, ForeignKey("trajectories.id")),
+    Column("created_at", Double, nullable=False),
+)
+
+trained_steps = Table(
+    "trained_steps",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("train_step", Integer, nullable=False),
+    Column("step_id", Text, ForeignKey("steps.id"), nullable=False),
+    Column("advantage", Double, nullable=False),
+    Column("ratio", LargeBinary, nullable=False),  # float32 for each sampled token, NaN where unknown
+    Column("trained", LargeBinary, nullable=False),  # a byte for each sampled token
+    UniqueConstraint("step_id", "run_id", "train_step"),
+    Index("ix_trained_steps_run_id_train_step", "run_id", "train_step"),
+)
+
 metrics = Table(
     "metrics",
     metadata,
@@ -164,6 +194,7 @@ metrics = Table(
     Column("value", Double),  # NULL is NaN, which SQLite cannot hold
     Column("created_at", Double, nullable=False),
     UniqueConstraint("run_id", "step", "name"),
+    Index("ix_metrics_run_id_name_step", "run_id", "name", "step"),
 )
 
 policy_versions = Table(

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, or_, select, update
 
 from art_core.errors import ArtError, StoreError, UnknownTrajectoryError
 from art_core.recording import Sink
@@ -35,6 +35,15 @@ _INSERT_STEPS = Prepared(lambda _: insert(steps).inline())
 _END = Prepared(
     lambda _: update(trajectories).where(
         trajectories.c.id == bindparam("ending"), trajectories.c.status == RolloutStatus.RUNNING.value
+    )
+)
+_NOTE_POLICY = Prepared(
+    lambda _: update(trajectories).where(
+        trajectories.c.id == bindparam("rollout"),
+        or_(
+            trajectories.c.policy_number.is_(None),
+            trajectories.c.policy_number < bindparam("older_than"),
+        ),
     )
 )
 
@@ -172,6 +181,16 @@ def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None
         pieces.update(step.pieces)
     insert_contents(connection, pieces)
     _INSERT_STEPS.execute(connection, [step.row for step in encoded])
+    _note_policies(connection, [step.row for step in encoded])
+
+
+def _note_policies(connection: Connection, rows: Sequence[Row]) -> None:
+    """Keep with each rollout which policy answered in it, the newest; once for each of its versions."""
+    answered = [(r["rollout_id"], n) for r in rows if (n := r["policy_number"]) is not None]
+    if new := sorted(set(unwritten(connection, trajectories, answered))):
+        _NOTE_POLICY.execute(
+            connection, [{"policy_number": n, "older_than": n, "rollout": rollout} for rollout, n in new]
+        )
 
 
 def insert_spans(connection: Connection, rollout_id: str, traced: bytes | None) -> None:

@@ -11,11 +11,11 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
@@ -24,8 +24,19 @@ from art_core.recording import Sink, new_id
 from art_core.store import codec, reading
 from art_core.store.database import location, open_database, sqlite_url
 from art_core.store.database import reading as read_transaction
+from art_core.store.feedback import check_feedback, insert_feedback, read_feedback
 from art_core.store.packing import clean_text, to_json
-from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
+from art_core.store.records import (
+    AdapterVersion,
+    Event,
+    Feedback,
+    FeedbackKind,
+    Metric,
+    Run,
+    RunState,
+    Score,
+    TrainedStep,
+)
 from art_core.store.saving import save_group, save_score, save_trajectory
 from art_core.store.schema import (
     events,
@@ -37,8 +48,12 @@ from art_core.store.schema import (
     trajectories,
 )
 from art_core.store.sink import StoreSink, insert_steps
+from art_core.store.trained import insert_trained, read_trained
 from art_core.store.writer import Job, Writer
 from art_core.types import PolicyVersion, RolloutStatus, Trajectory, TrajectoryGroup, check_reward
+
+if TYPE_CHECKING:
+    from art_core.training.trained import StepTraining
 
 T = TypeVar("T")
 
@@ -216,14 +231,52 @@ class Store:
         """
         return read_transaction(self._engine)
 
+    def add_feedback(
+        self,
+        trajectory_id: str,
+        *,
+        kind: FeedbackKind | str,
+        value: float,
+        author: str,
+        comment: str = "",
+        over: str | None = None,
+    ) -> None:
+        """Keep what a person says of a trajectory. The trajectory's reward stays as it is.
+
+        Args:
+            trajectory_id: of which it is said.
+            kind: ``thumb``, ``score`` or ``choice``.
+            value: see `FeedbackKind`.
+            author: who says it.
+            comment: in their own words.
+            over: of a choice: the trajectory that it is better than, or as good as.
+
+        Raises:
+            RewardError: the value is none of that kind, or a choice lacks what it was made over.
+            UnknownTrajectoryError: there is no such trajectory.
+        """
+        row = check_feedback(trajectory_id, kind, value, author, over)
+        self._write(
+            f"keeping feedback on trajectory {trajectory_id}",
+            lambda connection: insert_feedback(connection, row, comment),
+        )
+
+    def feedback(self, trajectory_id: str | None = None, run_id: str | None = None) -> list[Feedback]:
+        """What people said, oldest first: of one trajectory, of those of a run, or of all."""
+        with read_transaction(self._engine) as connection:
+            return read_feedback(connection, trajectory_id, run_id)
+
     # -- runs --------------------------------------------------------------------------------------
 
-    def begin_run(self, model: str, config: Mapping[str, Any] | None = None) -> str:
+    def begin_run(
+        self, model: str, config: Mapping[str, Any] | None = None, *, continues: str | None = None
+    ) -> str:
         """Begin a training run of a model name.
 
         Args:
             model: the name that learns.
             config: its settings, as JSON can hold them.
+            continues: the run whose policy it goes on from.
 
         Returns:
             The run's id.
@@ -235,6 +288,7 @@ class Store:
             "config": _json(config, f"the config of run {run_id}"),
             "started_at": time.time(),
             "state": RunState.RUNNING.value,
+            "continues": continues,
         }
         self._insert(f"beginning run {run_id}", runs, row)
         return run_id
@@ -280,6 +334,26 @@ class Store:
         """A run's metrics by step; all of them, or those of one name."""
         with read_transaction(self._engine) as connection:
             return reading.read_metrics(connection, run_id, name)
+
+    def log_trained(self, run_id: str, train_step: int, trained: Sequence["StepTraining"]) -> None:
+        """Keep what a training step did with the steps of rollouts, which the store holds.
+
+        Args:
+            run_id: whose training it was.
+            train_step: its number, as in `log_metrics`.
+            trained: the trainer's account; an earlier one of the same training step is replaced.
+        """
+        if trained:
+            self._write(
+                f"keeping what training step {train_step} trained",
+                lambda connection: insert_trained(connection, run_id, train_step, trained),
+                run_id,
+            )
+
+    def trained(self, trajectory_id: str) -> list[TrainedStep]:
+        """What training did with a trajectory's steps, oldest first; empty where none was trained."""
+        with read_transaction(self._engine) as connection:
+            return read_trained(connection, trajectory_id)
 
     def add_event(
         self, run_id: str | None, kind: str, message: str, data: Mapping[str, Any] | None = None

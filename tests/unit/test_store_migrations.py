@@ -122,7 +122,7 @@ def revision_of(path: Path) -> str:
         return connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_store_of_an_older_revision_is_migrated_with_all_that_it_holds(number: int, tmp_path: Path) -> None:
     old = store_of_revision(number, tmp_path)
     with Store.open("weather", tmp_path) as store:
@@ -137,7 +137,13 @@ def test_a_store_of_an_older_revision_is_migrated_with_all_that_it_holds(number:
         traced = replace(good, spans=(a_span(),))
         store.save_trajectory(traced)
         assert store.trajectory("t-1") == traced
+        store.add_feedback("t-1", kind="thumb", value=1, author="ann")
+        assert [f.value for f in store.feedback(run_id=run.id)] == [1.0]
+        assert store.trained("t-1") == []
     assert revision_of(old) == schema.HEAD
+    with closing(sqlite3.connect(old)) as connection:
+        found = connection.execute("SELECT id, policy_number FROM trajectories ORDER BY id").fetchall()
+    assert found == [("t-1", 3), ("t-2", None)]  # only the first was answered by a policy
 
 
 def test_a_migrated_store_keeps_a_repeated_message_once(old_store: Path) -> None:

@@ -1,0 +1,76 @@
+"""What training steps did with the steps of rollouts, as rows and back.
+
+Invariant: of one training step there is at most one row for each step of a rollout; the last one counts.
+
+For each sampled token there is a ratio (little-endian float32, NaN where there is none) and a byte of marks.
+They come packed from the trainer and are unpacked when somebody looks at a trajectory.
+"""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Connection, delete, insert, select
+
+from art_core.store.packing import pack, unpack
+from art_core.store.prepared import Prepared
+from art_core.store.records import TrainedStep
+from art_core.store.schema import steps, trained_steps
+
+if TYPE_CHECKING:
+    from art_core.training.trained import StepTraining
+
+TRAINED, CLIPPED = 1, 2
+"""Marks of a token: it gave a gradient; the loss clipped its ratio."""
+
+_INSERT = Prepared(lambda _: insert(trained_steps).inline())
+
+
+def insert_trained(
+    connection: Connection, run_id: str, train_step: int, trained: Sequence["StepTraining"]
+) -> None:
+    """Write what one training step did; what was written of it before is replaced."""
+    mine = (trained_steps.c.run_id == run_id) & (trained_steps.c.train_step == train_step)
+    connection.execute(delete(trained_steps).where(mine))
+    _INSERT.execute(
+        connection,
+        [
+            {
+                "run_id": run_id,
+                "train_step": train_step,
+                "step_id": each.step_id,
+                "advantage": each.advantage,
+                "ratio": pack(each.ratio),
+                "trained": pack(each.marks),
+            }
+            for each in trained
+        ],
+    )
+
+
+def read_trained(connection: Connection, trajectory_id: str) -> list[TrainedStep]:
+    """What was done with a trajectory's steps, in the order in which it was done."""
+    joined = trained_steps.join(steps, trained_steps.c.step_id == steps.c.id)
+    query = (
+        select(trained_steps)
+        .select_from(joined)
+        .where(steps.c.rollout_id == trajectory_id)
+        .order_by(trained_steps.c.seq)
+    )
+    found: list[TrainedStep] = []
+    for row in connection.execute(query):
+        marks, ratio = unpack(row.trained), unpack(row.ratio)
+        ratios = struct.unpack(f"<{len(ratio) // 4}f", ratio)
+        found.append(
+            TrainedStep(
+                run_id=row.run_id,
+                train_step=row.train_step,
+                step_id=row.step_id,
+                advantage=row.advantage,
+                ratio=tuple(None if math.isnan(r) else r for r in ratios),
+                trained=tuple(bool(mark & TRAINED) for mark in marks),
+                clipped=tuple(bool(mark & CLIPPED) for mark in marks),
+            )
+        )
+    return found
