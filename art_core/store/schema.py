@@ -113,7 +113,7 @@ steps = Table(
     metadata,
     Column("seq", _Sequence, primary_key=True),
     Column("id", Text, nullable=False, unique=True),
-    Column("rollout_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("rollout_id", Text, ForeignKey("trajectories.id"), nullable=False),
     Column("call_id", Text, nullable=False),
     Column("choice", Integer, nullable=False),
     Column("model", Text, nullable=False),
@@ -135,6 +135,7 @@ steps = Table(
     Column("prompt_tokens", LargeBinary),  # what follows them
     Column("completion_tokens", LargeBinary),
     Column("logprobs", LargeBinary),
+    Index("ix_steps_rollout_id_node", "rollout_id", "node"),  # lists ask who called, and read no step for it
 )
 
 spans = Table(

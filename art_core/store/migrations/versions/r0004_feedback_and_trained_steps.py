@@ -26,6 +26,8 @@ def upgrade() -> None:
     op.create_index(
         "ix_trajectories_run_id_policy_number", "trajectories", ["run_id", "policy_number"], unique=False
     )
+    op.create_index("ix_steps_rollout_id_node", "steps", ["rollout_id", "node"], unique=False)
+    op.drop_index("ix_steps_rollout_id", "steps")
     op.create_index("ix_metrics_run_id_name_step", "metrics", ["run_id", "name", "step"], unique=False)
     op.create_table(
         "feedback",
