@@ -58,10 +58,15 @@ def render(request: Request, template: str, *, status_code: int = 200, **values:
         request: what asked for it.
         template: a file of ``templates/``; it extends ``base.html``.
         status_code: of HTTP.
-        **values: what the template reads. It also has ``site``, ``path`` and ``project``.
+        **values: what the template reads. It also has ``site``, ``path``, ``project`` and ``static`` (`static_url`).
     """
     site = site_of(request)
-    common = {"site": site, "project": site.store.project, "path": request.url.path}
+    common = {
+        "site": site,
+        "project": site.store.project,
+        "path": request.url.path,
+        "static": static_url,
+    }
     html = site.templates.get_template(template).render(common | values)
     return HTMLResponse(html, status_code=status_code)
 
@@ -83,7 +88,6 @@ def make_templates() -> Environment:
         "ago": ago,
         "query": query,
     }
-    environment.globals.update({"static": static_url})
     return environment
 
 
