@@ -1,0 +1,220 @@
+"""Lists of a store: filters, orders, pages that stay put while others record."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.trajectories import a_step, a_trajectory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from art_core.errors import ConfigError, StoreError
+from art_core.store import Store
+from art_core.store.browse import (
+    Page,
+    TrajectoryFilter,
+    TrajectoryRow,
+    choices,
+    count_trajectories,
+    list_groups,
+    list_trajectories,
+    run_summaries,
+)
+from art_core.types import (
+    Failure,
+    PolicyVersion,
+    RolloutStatus,
+    Scenario,
+    StepIdentity,
+    Trajectory,
+    TrajectoryGroup,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open("browse", tmp_path) as opened:
+        yield opened
+
+
+def member(
+    name: str, reward: float | None, *, node: str = "player", number: int = 0, scenario: str = "board-1"
+) -> Trajectory:
+    """A rollout of one call; without a reward, one that failed."""
+    step = a_step(name, identity=StepIdentity(node=node), policy=PolicyVersion("agent", number))
+    outcome: dict[str, Any] = {"reward": reward}
+    if reward is None:
+        failure = Failure('time"out', "it took too long")
+        outcome |= {"status": RolloutStatus.FAILED, "failure": failure}
+    return replace(a_trajectory(name, scenario=Scenario(scenario)), steps=(step,), **outcome)
+
+
+def save(store: Store, *members: Trajectory, run: str | None = None, group: str = "") -> str:
+    return store.save_group(TrajectoryGroup(members[0].scenario, members, group), run_id=run)
+
+
+def ids(page: Page[TrajectoryRow]) -> list[str]:
+    return [row.id for row in page.items]
+
+
+def all_pages(store: Store, which: TrajectoryFilter, limit: int) -> list[str]:
+    found: list[str] = []
+    after = None
+    while True:
+        page = list_trajectories(store, which, limit, after)
+        assert len(page.items) <= limit
+        found += ids(page)
+        if page.next is None:
+            return found
+        after = page.next
+
+
+def test_a_row_says_what_a_list_shows(store: Store) -> None:
+    run = store.begin_run("agent")
+    group = save(store, member("good", 0.75, number=3), member("bad", None, node="judge"), run=run)
+    bad, good = list_trajectories(store, TrajectoryFilter(run_id=run)).items
+    assert (good.id, good.group_id, good.scenario_id, good.reward) == ("good", group, "board-1", 0.75)
+    assert (good.policy_number, good.steps, good.nodes, good.cause) == (3, 1, ("player",), None)
+    assert (bad.status, bad.cause, bad.failure) == (RolloutStatus.FAILED, 'time"out', "it took too long")
+    assert (bad.reward, bad.nodes) == (None, ("judge",))
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({}, ["d", "c", "b", "a"]),
+        ({"order": "oldest"}, ["a", "b", "c", "d"]),
+        ({"order": "best"}, ["b", "d", "a"]),
+        ({"order": "worst"}, ["a", "d", "b"]),
+        ({"policy_number": 2}, ["c", "b"]),
+        ({"scenario_id": "board-2"}, ["d"]),
+        ({"scenario_id": "board-9"}, []),
+        ({"node": "judge"}, ["c"]),
+        ({"status": "failed"}, ["c"]),
+        ({"cause": 'time"out'}, ["c"]),
+        ({"cause": "time"}, []),
+        ({"reward_min": 0.5}, ["d", "b"]),
+        ({"reward_max": 0.5}, ["d", "a"]),
+        ({"reward_min": 0.5, "reward_max": 0.5}, ["d"]),
+        ({"group_id": "g-2"}, ["d"]),
+        ({"run_id": "nobody's"}, []),
+        ({"policy_number": 2, "status": "finished"}, ["b"]),
+    ],
+)
+def test_each_condition_narrows_the_list_and_its_count(
+    store: Store, conditions: dict[str, Any], expected: list[str]
+) -> None:
+    save(store, member("a", 0.1), member("b", 0.9, number=2), member("c", None, node="judge", number=2))
+    save(store, member("d", 0.5, scenario="board-2"), group="g-2")
+    which = TrajectoryFilter(**conditions)
+    assert ids(list_trajectories(store, which)) == expected
+    if which.order not in ("best", "worst"):  # these leave out what has no reward
+        assert count_trajectories(store, which) == len(expected)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    rewards=st.lists(st.none() | st.sampled_from([-1.5, 0.0, 1e-300, 0.1, 1.0]), max_size=12),
+    order=st.sampled_from(["newest", "oldest", "best", "worst"]),
+    limit=st.integers(1, 5),
+)
+def test_pages_together_are_the_whole_list(
+    tmp_path_factory: pytest.TempPathFactory, rewards: list[float | None], order: Any, limit: int
+) -> None:
+    with Store.open("pages", tmp_path_factory.mktemp("pages")) as store:
+        for number, reward in enumerate(rewards):
+            store.save_trajectory(member(f"t-{number}", reward))
+        which = TrajectoryFilter(order=order)
+        assert all_pages(store, which, limit) == ids(list_trajectories(store, which, 100))
+
+
+def test_the_next_page_goes_on_where_the_last_one_ended_whatever_was_recorded_meanwhile(store: Store) -> None:
+    save(store, *(member(f"t-{n}", n / 10) for n in range(4)))
+    which = TrajectoryFilter()
+    first = list_trajectories(store, which, 2)
+    store.save_trajectory(member("new", 0.0))
+    assert ids(first) == ["t-3", "t-2"]
+    assert ids(list_trajectories(store, which, 2, first.next)) == ["t-1", "t-0"]
+
+
+@pytest.mark.parametrize("after", ["", "x", "1~2~3", "nan~x", "0.5"])
+def test_a_page_that_there_is_not_is_refused(store: Store, after: str) -> None:
+    with pytest.raises(StoreError, match="begin at the first"):
+        list_trajectories(store, TrajectoryFilter(order="best"), after=after)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"order": "random"}, "order='random': expected one of newest"),
+        ({"status": "lost"}, "status='lost': expected one of running"),
+        ({"reward_min": float("nan")}, "reward_min is not a number"),
+    ],
+)
+def test_a_filter_that_means_nothing_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrajectoryFilter(**settings)
+
+
+def test_a_page_has_a_greatest_size(store: Store) -> None:
+    with pytest.raises(ConfigError, match="limit=0: expected 1 to 500"):
+        list_trajectories(store, TrajectoryFilter(), 0)
+    with pytest.raises(ConfigError, match="limit=501"):
+        list_groups(store, limit=501)
+
+
+def test_groups_are_listed_with_what_their_members_got(store: Store) -> None:
+    run = store.begin_run("agent")
+    first = save(store, member("a", 0.2, number=1), member("b", None, number=2), member("c", 0.8), run=run)
+    second = save(store, member("d", 0.5, number=4, scenario="board-2"), run=run)
+    save(store, member("e", 1.0))
+    latest, earlier = list_groups(store, run).items
+    assert (latest.id, earlier.id) == (second, first)
+    assert (earlier.size, earlier.failed, earlier.rewards, earlier.policy_numbers) == (
+        3,
+        1,
+        (0.2, 0.8),
+        (0, 2),
+    )
+    assert earlier.reward_mean == pytest.approx(0.5)
+    assert earlier.spread == pytest.approx(0.6)
+    assert [g.id for g in list_groups(store, run, 4).items] == [second]
+    assert [g.id for g in list_groups(store, scenario_id="board-2").items] == [second]
+    page = list_groups(store, run, limit=1)
+    assert [g.id for g in list_groups(store, run, limit=1, after=page.next).items] == [first]
+
+
+def test_a_group_without_scored_members_has_no_mean(store: Store) -> None:
+    save(store, member("a", None))
+    (group,) = list_groups(store).items
+    assert (group.reward_mean, group.spread, group.failed) == (None, None, 1)
+
+
+def test_what_can_be_filtered_by_is_what_a_run_has(store: Store) -> None:
+    run = store.begin_run("agent")
+    save(store, member("a", 0.2, number=1), member("b", None, node="judge", number=5), run=run)
+    save(store, member("c", 0.2, node="elsewhere", number=9))
+    of_run = choices(store, run)
+    assert (of_run.policy_numbers, of_run.nodes, of_run.causes) == (
+        (1, 5),
+        ("judge", "player"),
+        ('time"out',),
+    )
+    assert choices(store).nodes == ("elsewhere", "judge", "player")
+
+
+def test_runs_are_summed_up_newest_first_with_a_sparkline_that_stays_short(store: Store) -> None:
+    old, new = store.begin_run("agent"), store.begin_run("other")
+    save(store, member("a", 0.2), member("b", 0.4), run=old)
+    for step in range(1, 301):
+        store.log_metrics(old, step, {"reward_mean": step / 300, "loss": 1.0})
+    empty, long = run_summaries(store)
+    assert (empty.run.id, empty.steps, empty.trajectories, empty.reward_mean, empty.sparkline) == (
+        new, 0, 0, None, (),
+    )  # fmt: skip
+    assert (long.run.id, long.steps, long.trajectories, long.reward_mean) == (old, 300, 2, 1.0)
+    assert 50 <= len(long.sparkline) <= 62
+    assert long.sparkline[-1] == 1.0
+    assert list(long.sparkline) == sorted(long.sparkline)
