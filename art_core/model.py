@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.backends.base import Backend, Registration
+from art_core.backends.base import Backend, LastUpdate, Registration
 from art_core.chat import Chat
 from art_core.collection import Collection, by_scenario
 from art_core.config import TrainableModelConfig
@@ -28,6 +28,7 @@ from art_core.sync import run_sync
 from art_core.types import PolicyVersion, Scenario, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from art_core.store import Store
     from art_core.training.knobs import Knobs
     from art_core.training.report import TrainReport
 
@@ -177,6 +178,20 @@ class TrainableModel:
     def serve(self, version: int) -> PinnedEndpoint:
         """Serve an earlier version beside the current one; see `aserve`."""
         return run_sync(lambda: self.aserve(version))
+
+    @property
+    def store(self) -> "Store":
+        """The record of its project: rollouts, rewards, runs, metrics, versions.
+
+        Raises:
+            ConfigError: the model is not registered.
+        """
+        return self._registered.store
+
+    @property
+    def last_update(self) -> LastUpdate | None:
+        """What the newest version was made from, also after a restart; None where no training made it."""
+        return self._registered.last_update
 
     # -- turning it while it runs --------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ trained from is in the store.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,14 +15,40 @@ from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.selection import Train
 from art_core.training.knobs import Knobs
-from art_core.types import Trajectory, TrajectoryGroup
+from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
+    from art_core.store import Store
     from art_core.training.report import TrainReport
+
+
+@dataclass(frozen=True, slots=True)
+class LastUpdate:
+    """The update that made a model's newest version.
+
+    Attributes:
+        version: the version that it made.
+        groups: ids of the groups that it was made from, in their order; none after fine-tuning.
+        report: what training said.
+    """
+
+    version: PolicyVersion
+    groups: tuple[str, ...]
+    report: "TrainReport"
 
 
 class Registration(Protocol):
     """One model on one backend: it answers, and it can be trained."""
+
+    @property
+    def store(self) -> "Store":
+        """The record of its project."""
+        ...
+
+    @property
+    def last_update(self) -> LastUpdate | None:
+        """What the newest version was made from; None for a version that no training made."""
+        ...
 
     @property
     def endpoint(self) -> PolicyEndpoint:

@@ -9,6 +9,8 @@ them, writes a checkpoint, and publishes it.
 
 import asyncio
 import logging
+import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -16,6 +18,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_core.backends.base import LastUpdate
 from art_core.backends.feed import Feed
 from art_core.backends.serving import Serving, write_base_adapter
 from art_core.config import RetentionConfig, TrainableModelConfig
@@ -62,6 +65,7 @@ class LocalRegistration:
         self._apart = apart
         self._directory = directory
         self._scores: dict[int, float] = {}
+        self.last_update: LastUpdate | None = None
         self._metric = keep_checkpoints.metric
         self._serving = Serving(
             config.name,
@@ -75,7 +79,14 @@ class LocalRegistration:
         self._board = KnobBoard(directory.parent, config.train_config)
         self._training = asyncio.Lock()
         self._monitor = ServingMonitor(())
-        self._run = store.begin_run(config.name, config.model_dump(mode="json"))
+        self._run = store.begin_run(
+            config.name,
+            {
+                **config.model_dump(mode="json"),
+                "checkpoints": str(directory.parent.resolve()),  # where knobs.json is, too
+                "process": {"host": socket.gethostname(), "pid": os.getpid()},
+            },
+        )
         self._sink = store.sink(self._run)
         if isinstance(engine, ReplicaSet):
             engine.bind(self)
@@ -172,6 +183,7 @@ class LocalRegistration:
     async def astart(self) -> None:
         """Restore the last checkpoint, if there is one, and serve."""
         from art_core.training import checkpoints
+        from art_core.training.report import report_from_json
 
         self._directory.mkdir(parents=True, exist_ok=True)  # beside it, knobs can be turned from now on
         last = checkpoints.latest(self._directory)
@@ -180,6 +192,9 @@ class LocalRegistration:
             checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
             version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.adapter_dir
             self._remember(checkpoint.state)
+            if (update := checkpoint.state.get("update")) is not None:  # older checkpoints say nothing
+                report = report_from_json(update["report"])
+                self.last_update = LastUpdate(version, tuple(update["groups"]), report)
             logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
         try:
@@ -225,13 +240,13 @@ class LocalRegistration:
                 self._scores[version] = score
             return replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
 
-        return await self._learn(learn)
+        return await self._learn(learn, tuple(g.id for batch in kept for g in batch))
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish what came out."""
         return await self._learn(lambda: self._trainer.sft(conversations, **options))
 
-    async def _learn(self, train: "Callable[[], TrainReport]") -> "TrainReport":
+    async def _learn(self, train: "Callable[[], TrainReport]", groups: tuple[str, ...] = ()) -> "TrainReport":
         async with self._training:
             self._note(self._board.read())
             served = await asyncio.to_thread(self._monitor.window)
@@ -242,7 +257,7 @@ class LocalRegistration:
                 for event in report.events:
                     self.store.add_event(self._run, event.kind, event.message, asdict(event))
                 if report.updated:
-                    await self._publish()
+                    await self._publish(groups, report)
             finally:
                 if not self._apart:
                     await self.engine.resume()
@@ -256,15 +271,22 @@ class LocalRegistration:
             self._trainer.set_config(self._board.config)
         return train()
 
-    async def _publish(self) -> None:
+    async def _publish(self, groups: tuple[str, ...], report: "TrainReport") -> None:
         from art_core.training import checkpoints
+        from art_core.training.report import report_to_json
 
         version = self._serving.next_version()
-        state = {"replay": self._feed.state(), "scores": {str(n): s for n, s in self._scores.items()}}
+        state = {
+            "replay": self._feed.state(),
+            "scores": {str(n): s for n, s in self._scores.items()},
+            # Written with the weights, so that nobody who was killed has to guess what they hold.
+            "update": {"groups": groups, "report": report_to_json(report)},
+        }
         checkpoint = await asyncio.to_thread(
             checkpoints.save, self._directory, self._trainer, version=version.number, state=state
         )
         await self._serving.publish(version, checkpoint.adapter_dir)
+        self.last_update = LastUpdate(version, groups, report)
         self.store.add_version(version, checkpoint.adapter_dir, run_id=self._run)
 
     def _remember(self, state: Mapping[str, Any]) -> None:

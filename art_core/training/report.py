@@ -6,7 +6,8 @@ be measured is absent, never 0.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from art_core.training.guardrails import TrainEvent
 
@@ -46,6 +47,18 @@ class TrainReport:
     def updated(self) -> bool:
         """Whether the weights changed."""
         return self.metrics["updates"] > 0
+
+
+def report_to_json(report: TrainReport) -> dict[str, Any]:
+    """A report's figures and events as JSON can hold them."""
+    events = [asdict(event) for event in report.events]
+    return {"metrics": dict(report.metrics), "events": events, "left_out": dict(report.left_out)}
+
+
+def report_from_json(values: Mapping[str, Any]) -> TrainReport:
+    """The inverse of `report_to_json`."""
+    events = tuple(TrainEvent(**event) for event in values["events"])
+    return TrainReport(dict(values["metrics"]), events, dict(values["left_out"]))
 
 
 _SUMS = (
