@@ -29,6 +29,7 @@ from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
+from art_core.observe.machine import environment, in_words
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
@@ -87,6 +88,8 @@ class LocalRegistration:
                 "process": {"host": socket.gethostname(), "pid": os.getpid()},
             },
         )
+        where = environment()
+        store.add_event(self._run, "environment", in_words(where), where)
         self._sink = store.sink(self._run)
         if isinstance(engine, ReplicaSet):
             engine.bind(self)
