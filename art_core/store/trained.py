@@ -21,8 +21,7 @@ from art_core.store.schema import steps, trained_steps
 if TYPE_CHECKING:
     from art_core.training.trained import StepTraining
 
-TRAINED, CLIPPED = 1, 2
-"""Marks of a token: it gave a gradient; the loss clipped its ratio."""
+_TRAINED, _CLIPPED = 1, 2  # of `art_core.training.trained`; kept bytes must go on meaning the same
 
 _INSERT = Prepared(lambda _: insert(trained_steps).inline())
 
@@ -33,6 +32,7 @@ def insert_trained(
     """Write what one training step did; what was written of it before is replaced."""
     mine = (trained_steps.c.run_id == run_id) & (trained_steps.c.train_step == train_step)
     connection.execute(delete(trained_steps).where(mine))
+    last = {each.step_id: each for each in trained}
     _INSERT.execute(
         connection,
         [
@@ -44,7 +44,7 @@ def insert_trained(
                 "ratio": pack(each.ratio),
                 "trained": pack(each.marks),
             }
-            for each in trained
+            for each in last.values()
         ],
     )
 
@@ -53,7 +53,7 @@ def read_trained(connection: Connection, trajectory_id: str) -> list[TrainedStep
     """What was done with a trajectory's steps, in the order in which it was done."""
     joined = trained_steps.join(steps, trained_steps.c.step_id == steps.c.id)
     query = (
-        select(trained_steps)
+        select(trained_steps, steps.c.completion_tokens)
         .select_from(joined)
         .where(steps.c.rollout_id == trajectory_id)
         .order_by(trained_steps.c.seq)
@@ -61,7 +61,9 @@ def read_trained(connection: Connection, trajectory_id: str) -> list[TrainedStep
     found: list[TrainedStep] = []
     for row in connection.execute(query):
         marks, ratio = unpack(row.trained), unpack(row.ratio)
-        ratios = struct.unpack(f"<{len(ratio) // 4}f", ratio)
+        sampled = len(unpack(row.completion_tokens)) // 4
+        marks += bytes(sampled - len(marks))  # the end of a long answer may have been cut off
+        ratios = (*struct.unpack(f"<{len(ratio) // 4}f", ratio), *[math.nan] * (sampled - len(ratio) // 4))
         found.append(
             TrainedStep(
                 run_id=row.run_id,
@@ -69,8 +71,8 @@ def read_trained(connection: Connection, trajectory_id: str) -> list[TrainedStep
                 step_id=row.step_id,
                 advantage=row.advantage,
                 ratio=tuple(None if math.isnan(r) else r for r in ratios),
-                trained=tuple(bool(mark & TRAINED) for mark in marks),
-                clipped=tuple(bool(mark & CLIPPED) for mark in marks),
+                trained=tuple(bool(mark & _TRAINED) for mark in marks),
+                clipped=tuple(bool(mark & _CLIPPED) for mark in marks),
             )
         )
     return found

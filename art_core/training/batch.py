@@ -28,10 +28,12 @@ class Minibatch:
 
     Attributes:
         tree: the whole tree, with weights.
+        samples: what was laid into it, in the order of its entries.
         best: answers of its groups' best rollouts, to be imitated too.
     """
 
     tree: TokenTree
+    samples: tuple[Sample, ...]
     best: tuple[Sample, ...] = ()
 
 
@@ -67,10 +69,11 @@ def minibatch(
         scale: factor of all weights.
         best: passed on.
     """
-    tree = build_tree(samples)
+    ordered = canonical(samples)
+    tree = build_tree(ordered)
     weights = token_weights(averaging, torch.from_numpy(tree.entries.rollout), length=length)
     tree = tree.with_weights(scale * weights.numpy())
-    return Minibatch(tree, tuple(best))
+    return Minibatch(tree, tuple(ordered), tuple(best))
 
 
 def prepare(

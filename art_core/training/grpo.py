@@ -18,6 +18,7 @@ from art_core.errors import ConfigError
 from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
 from art_core.training.coefficients import Coefficients
+from art_core.training.figures import memory_metrics, mix_metrics, update_metrics
 from art_core.training.footprint import found_budget
 from art_core.training.guardrails import Guardrails, TrainEvent
 from art_core.training.memory import TokenBudget
@@ -28,12 +29,12 @@ from art_core.training.ranks import Alone, Ranks
 from art_core.training.report import TrainReport
 from art_core.training.samples import canonical
 from art_core.training.sft import Supervised, supervised_samples
+from art_core.training.trained import account
 from art_core.training.update import (
     Passes,
     UpdateFigures,
     accumulate_policy_gradient,
     accumulate_sft_gradient,
-    joined,
     reads_ahead,
     reference_logprobs,
 )
@@ -187,6 +188,7 @@ class Trainer:
             for i, m in enumerate(batch.minibatches)
         ]
         seen: list[UpdateFigures] = []
+        last: dict[int, UpdateFigures] = {}  # by minibatch, of updates that were made
         imitated: list[float] = []
         norms: list[float] = []
         events: list[TrainEvent] = []
@@ -208,6 +210,7 @@ class Trainer:
                 norms.append(norm)
                 events += [event] if event else []
                 if event is None:
+                    last[i] = figures
                     self.coefficients = used.after(
                         config, kl=figures.mean_kl_base, entropy=figures.mean_entropy
                     )
@@ -215,11 +218,13 @@ class Trainer:
         metrics = {
             **batch.metrics,
             **update_metrics(seen, norms, rate, skipped=_skipped(events)),
-            **_mix_metrics(config, used, imitated),
+            **mix_metrics(config, used, imitated),
+            **memory_metrics(self.policy.device),
             "seconds": time.perf_counter() - began,
         }
         events += self.guardrails.after(metrics)
-        return TrainReport(metrics, tuple(events), dict(batch.left_out))
+        trained = [t for i, figures in last.items() for t in account(batch.minibatches[i].samples, figures)]
+        return TrainReport(metrics, tuple(events), dict(batch.left_out), tuple(trained))
 
     def sft(
         self,
@@ -277,6 +282,7 @@ class Trainer:
         metrics = {
             **tree_metrics(batches, samples),
             **update_metrics(seen, norms, rate, skipped=_skipped(events)),
+            **memory_metrics(self.policy.device),
             "seconds": time.perf_counter() - began,
         }
         return TrainReport(metrics, tuple(events))
@@ -351,47 +357,3 @@ def _check_mix(config: TrainConfig, imitate: Sequence[Supervised]) -> None:
             f"sft_weight={config.sft_weight:g}, but there is nothing to imitate: give train(imitate=...) a "
             "data set, or set sft_own_best"
         )
-
-
-def _mix_metrics(config: TrainConfig, used: Coefficients, imitated: Sequence[float]) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    if config.kl_coef:
-        metrics["kl_coef"] = used.kl
-    if config.entropy_coef or config.entropy_target is not None:
-        metrics["entropy_coef"] = used.entropy_weight
-    if imitated:
-        metrics["sft_loss"] = sum(imitated) / len(imitated)
-    return metrics
-
-
-def update_metrics(
-    seen: Sequence[UpdateFigures], norms: Sequence[float], rate: float, *, skipped: int
-) -> dict[str, float]:
-    """What updates saw, as numbers; see `TrainReport`. Without updates, only their count."""
-    metrics = {
-        "updates": float(len(seen) - skipped),
-        "updates_skipped": float(skipped),
-        "learning_rate": rate,
-    }
-    if not seen:
-        return metrics
-    whole = joined(seen)
-    metrics |= {
-        "loss": sum(f.loss for f in seen) / len(seen),
-        "entropy": float(whole.entropy.mean()),
-        "grad_norm": sum(norms) / len(norms),
-    }
-    if len(whole.ratio):
-        metrics |= {
-            "clip_fraction": float(whole.clipped.float().mean()),
-            "ratio_mean": float(whole.ratio.mean()),
-            "ratio_max": float(whole.ratio.max()),
-            "importance_mean": float(whole.importance.mean()),
-            "importance_max": float(whole.importance.max()),
-            "masked_fraction": float((whole.importance == 0).float().mean()),
-        }
-    if len(whole.ratio) and not torch.isnan(whole.old_logprob).all():
-        metrics["kl_old_new"] = whole.kl_old_new
-    if len(whole.kl_base):
-        metrics["kl_base"] = float(whole.kl_base.mean())
-    return metrics

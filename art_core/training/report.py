@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from art_core.training.guardrails import TrainEvent
+from art_core.training.trained import StepTraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +31,25 @@ class TrainReport:
             sampled to the one before the update), ``kl_base`` (nats; when it is part of the loss),
             ``entropy`` (nats), ``clip_fraction``, ``ratio_mean``, ``ratio_max`` (new to proximal),
             ``importance_mean``, ``importance_max`` (proximal to behaviour, truncated), ``masked_fraction``
-            (tokens whose importance weight is 0: they were left out). As means over updates: ``loss``,
-            ``grad_norm`` (before clipping), ``sft_loss`` (nats; of what is imitated beside).
+            (tokens whose importance weight is 0: they were left out), ``behaviour_ratio_p50`` and
+            ``behaviour_ratio_p99`` (median and 99th percentile of new to behaviour, not truncated),
+            ``effective_sample_size`` (of those ratios as weights; share of the entries). As means over
+            updates: ``loss``, ``grad_norm`` (before clipping), ``sft_loss`` (nats; of what is imitated
+            beside).
 
             ``learning_rate``, ``kl_coef``, ``entropy_coef`` (of the last update), ``updates``,
-            ``updates_skipped``, ``seconds``.
+            ``updates_skipped``, ``seconds``, ``gpu_memory_peak`` (bytes; on a GPU).
+
+            `art_core.observe.metrics` says more of each.
         events: what training did on its own: updates it skipped, and why.
         left_out: steps that were not trained, by reason.
+        trained: what was done with each step that was, token by token; empty after fine-tuning.
     """
 
     metrics: Mapping[str, float]
     events: tuple[TrainEvent, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+    trained: tuple[StepTraining, ...] = field(default=(), repr=False)
 
     @property
     def updated(self) -> bool:
@@ -96,7 +104,7 @@ def merge_reports(reports: Sequence[TrainReport]) -> TrainReport:
         having = [r.metrics for r in reports if name in r.metrics]
         if name in _SUMS:
             metrics[name] = sum(m[name] for m in having)
-        elif name.endswith("_max"):
+        elif name.endswith("_max") or name == "gpu_memory_peak":
             metrics[name] = max(m[name] for m in having)
         elif name in _LAST:
             metrics[name] = having[-1][name]
@@ -109,4 +117,9 @@ def merge_reports(reports: Sequence[TrainReport]) -> TrainReport:
     left_out: Counter[str] = Counter()
     for report in reports:
         left_out.update(report.left_out)
-    return TrainReport(metrics, tuple(e for r in reports for e in r.events), left_out)
+    return TrainReport(
+        metrics,
+        tuple(e for r in reports for e in r.events),
+        left_out,
+        tuple(t for r in reports for t in r.trained),
+    )

@@ -92,7 +92,9 @@ def test_what_training_did_is_read_back_with_its_step(store: Store) -> None:
     trained = StepTraining("s-t-1-0", -0.5, ratio, bytes([3, 0]))
     store.log_trained(run, 4, [trained])
     store.log_trained(run, 5, [replace(trained, advantage=0.5)])
-    store.log_trained(run, 5, [replace(trained, advantage=0.25)])  # the same step of training, once more
+    # The same step of training once more, which trained the step twice and only its first token.
+    short = replace(trained, advantage=0.25, ratio=ratio[:4], marks=bytes([1]))
+    store.log_trained(run, 5, [trained, short])
     first, second = store.trained("t-1")
     assert first == TrainedStep(
         run_id=run,
@@ -104,6 +106,7 @@ def test_what_training_did_is_read_back_with_its_step(store: Store) -> None:
         clipped=(True, False),
     )
     assert (second.train_step, second.advantage) == (5, 0.25)
+    assert (second.ratio, second.trained) == ((0.75, None), (True, False))
     store.log_trained(run, 6, [])
     assert len(store.trained("t-1")) == 2
     with pytest.raises(StoreError, match="no run r-9"):
