@@ -6,7 +6,7 @@ not judged (it failed, or never ended) is in ``left_out`` with the reason, and k
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from art_core.errors import RewardError
 from art_core.rewards.judge import Usage
@@ -62,6 +62,9 @@ class Judgement:
         left_out: members that were not judged, with the reason.
         usage: what the judge's calls took; cached verdicts take nothing.
         problems: every call that gave nothing usable, although later ones may have.
+        started_at: Unix time, seconds; None where nobody was asked.
+        seconds: how long judging took.
+        cost: of the counted tokens, where the judge's price is known.
     """
 
     author: str
@@ -70,6 +73,9 @@ class Judgement:
     left_out: Mapping[str, str] = field(default_factory=dict[str, str])
     usage: Usage = field(default_factory=Usage)
     problems: tuple[str, ...] = ()
+    started_at: float | None = None
+    seconds: float = 0.0
+    cost: float | None = None
 
     def reward(self, trajectory_id: str) -> Reward:
         """One trajectory's score as a `Reward`.
@@ -87,7 +93,8 @@ class Judgement:
     def apply(self, group: TrajectoryGroup, combine: Combine | None = None) -> TrajectoryGroup:
         """The group with the scores as rewards; members without a score have no reward.
 
-        Score, votes and explanation, or why there is none, are in each one's ``metadata["ruler"]``.
+        Score, votes and explanation, or why there is none, are in each one's ``metadata["ruler"]``; what
+        judging the whole group took is in its ``judging``.
 
         Args:
             group: the group that was judged.
@@ -119,10 +126,29 @@ class Judgement:
             why = self.left_out.get(member.id) or self.unscored
             if why is None:
                 raise RewardError(f"trajectory {member.id} is not of the group that {self.author} judged")
-            return replace(member, reward=None, metadata={**member.metadata, COMPONENT: {"unscored": why}})
+            told = {"unscored": why, **self._judging()}
+            return replace(member, reward=None, metadata={**member.metadata, COMPONENT: told})
         total = found.score if combine is None else combine(member, found.score)
-        told = {"score": found.score, "votes": list(found.votes), "explanation": found.explanation}
+        told = {
+            "score": found.score,
+            "votes": list(found.votes),
+            "explanation": found.explanation,
+            **self._judging(),
+        }
         return replace(
             member.with_reward(total, components={**member.components, COMPONENT: found.score}),
             metadata={**member.metadata, COMPONENT: told},
         )
+
+    def _judging(self) -> dict[str, Any]:
+        if self.started_at is None:
+            return {}
+        took: dict[str, Any] = {
+            "judge": self.author,
+            "started_at": self.started_at,
+            "seconds": self.seconds,
+            "calls": self.usage.calls,
+            "prompt_tokens": self.usage.prompt_tokens,
+            "completion_tokens": self.usage.completion_tokens,
+        }
+        return {"judging": took if self.cost is None else {**took, "cost": self.cost}}

@@ -14,6 +14,7 @@ import logging
 import random
 import statistics
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,6 +32,7 @@ from art_core.rewards.rendering import (
     entries,
 )
 from art_core.rewards.scales import one_scale, overlapping_sets
+from art_core.rewards.shape import Price
 from art_core.rewards.verdicts import Verdict, read_verdicts, verdict_schema
 from art_core.scoring import Reward
 from art_core.sync import run_sync
@@ -70,6 +72,7 @@ class Ruler:
         count_tokens: counts tokens as the judge's model does; the default takes four bytes for one.
         cache: verdicts given before; None: a new one in memory.
         concurrency: most groups that `ascore_groups` has judged at the same time.
+        price: of the judge's tokens, so that its cost is known.
 
     Attributes:
         usage: what all calls so far took.
@@ -91,6 +94,7 @@ class Ruler:
         count_tokens: CountTokens = approximate_tokens,
         cache: VerdictCache | None = None,
         concurrency: int = 8,
+        price: Price | None = None,
     ) -> None:
         for name, value in (("votes", votes), ("least_tokens", least_tokens), ("concurrency", concurrency)):
             if value < 1:
@@ -110,6 +114,7 @@ class Ruler:
         self._count = count_tokens
         self._cache = VerdictCache() if cache is None else cache
         self._concurrency = concurrency
+        self._price = price
         self._adding = threading.Lock()
 
     @property
@@ -148,6 +153,7 @@ class Ruler:
         distinct = sorted(set(judged.values()), key=_contents)
         record = _Record(Usage(), [])
         unscored, scores = None, dict[str, Scored]()
+        started_at, began = time.time(), time.perf_counter()
         try:
             found = await self._scores(distinct, self._rubric_of(group.scenario), record)
             by_entries = dict(zip(distinct, found, strict=True))
@@ -162,6 +168,9 @@ class Ruler:
             left_out=left_out,
             usage=record.usage,
             problems=tuple(record.problems),
+            started_at=started_at,
+            seconds=time.perf_counter() - began,
+            cost=None if self._price is None else record.usage.cost(self._price),
         )
 
     async def ascore_groups(self, groups: Iterable[TrajectoryGroup]) -> list[Judgement]:
@@ -186,6 +195,29 @@ class Ruler:
             why = judgement.left_out.get(trajectory.id) or judgement.unscored
             raise JudgeError(f"trajectory {trajectory.id} has no score of {self.author}: {why}")
         return judgement.reward(trajectory.id)
+
+    async def ascore_in_order(self, group: TrajectoryGroup, order: Sequence[int]) -> dict[str, float]:
+        """One vote on members that stand in this order: what an audit compares with other orders.
+
+        The judge is asked even if it was before, and what it says is not kept.
+
+        Args:
+            group: a group that fits into one question.
+            order: numbers of the members that are asked about.
+
+        Returns:
+            The scores by trajectory id.
+
+        Raises:
+            JudgeError: there are none; the message says why.
+        """
+        items = [entries(group.trajectories[i]) for i in order]
+        rubric = self._rubric_of(group.scenario)
+        asked = question(items, rubric, budget=self._budget, count=self._count, seed=self._seed)
+        if asked is None:
+            raise JudgeError(f"token_budget={self._budget} has no room for {len(items)} trajectories at once")
+        verdicts = await self._answered(asked, _Record(Usage(), []))
+        return {group.trajectories[i].id: verdicts[n].score for i, n in zip(order, asked.ids, strict=True)}
 
     def score(self, group: TrajectoryGroup) -> Judgement:
         """`ascore` from sync code."""
@@ -279,29 +311,36 @@ class Ruler:
         return {i: [given[i] for given in valid] for i in chosen}
 
     async def _verdicts(self, asked: Question, record: _Record) -> Mapping[str, Verdict]:
+        """The verdicts on a question: as they were given before, or asked for now.
+
+        Raises:
+            JudgeError: there are none.
+        """
+        key = question_key(self.judge.name, asked.messages)
+        verdicts = self._cache.get(key)
+        if verdicts is None:
+            verdicts = await self._answered(asked, record)
+            self._cache.put(key, verdicts)
+        return verdicts
+
+    async def _answered(self, asked: Question, record: _Record) -> Mapping[str, Verdict]:
         """The verdicts on a question, asked twice at most.
 
         Raises:
             JudgeError: neither answer can be used.
         """
-        key = question_key(self.judge.name, asked.messages)
-        if (known := self._cache.get(key)) is not None:
-            return known
         schema = verdict_schema(asked.ids)
         messages, problems = asked.messages, list[str]()
         for _ in range(TRIES):
             answer: Answer | None = None
             try:
                 answer = await self._ask(messages, schema, record)
-                verdicts = read_verdicts(answer.text, asked.ids)
+                return read_verdicts(answer.text, asked.ids)
             except JudgeError as problem:
                 problems.append(str(problem))
                 record.problems.append(str(problem))
                 if answer is not None:
                     messages = asked.again(answer.text, str(problem))
-                continue
-            self._cache.put(key, verdicts)
-            return verdicts
         raise JudgeError("; then ".join(problems))
 
     async def _ask(self, messages: Sequence[Message], schema: Mapping[str, Any], record: _Record) -> Answer:
