@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -36,6 +35,7 @@ from art_core import (
 from art_core.learning import LearningStep
 from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph import Workers, agather
+from examples.options import knobs
 from examples.tic_tac_toe.agent import greedy_agent, sampling_agent
 from examples.tic_tac_toe.display import (
     Evaluation,
@@ -110,18 +110,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=200, help="games to evaluate on")
     parser.add_argument("--out", type=Path, default=Path(".art"), help="where record and adapter go")
     return parser.parse_args()
-
-
-def knobs(given: Sequence[str]) -> dict[str, Any]:
-    """``KNOB=VALUE`` as TrainConfig takes it; values are JSON, or else text."""
-    read: dict[str, Any] = {}
-    for knob in given:
-        name, _, value = knob.partition("=")
-        try:
-            read[name] = json.loads(value)
-        except json.JSONDecodeError:
-            read[name] = value
-    return read
 
 
 def random_player_conversations(seed: int, moves: int) -> list[list[dict[str, str]]]:
