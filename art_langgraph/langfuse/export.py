@@ -1,0 +1,401 @@
+"""Export: what the store holds, into Langfuse.
+
+Invariant: a trajectory is confirmed when the server has accepted all its observations and then all its
+scores, in the state that the store had; nothing else is counted as delivered. Whatever happens in between (a
+crash, a dead server), doing it again sends what is missing, and what comes twice replaces itself.
+
+The store says what there is, the ledger what was confirmed, and marks what has changed since. Trajectories go
+in batches: their observations in one request, their scores in another. Rollouts know nothing of it.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import Field
+
+from art_core.config.settings import Settings
+from art_core.store.marks import Mark, marks
+from art_core.store.reading import read_trajectories
+from art_core.store.schema import trajectories
+from art_core.store.store import Store
+from art_core.types import Trajectory
+from art_langgraph.langfuse.client import LangfuseClient, LangfuseRefusedError, LangfuseUnavailableError
+from art_langgraph.langfuse.ledger import Ledger
+from art_langgraph.langfuse.scores import trace_scores
+
+logger = logging.getLogger(__name__)
+
+_HOPELESS = frozenset({401, 403, 404})
+"""Answers that say nothing of what was sent: every other request would get them, too."""
+
+_SCORES_BYTES = 900_000  # the endpoint takes 1 MiB
+_READ = 50  # trajectories in memory beside the batch
+
+
+class ExportOptions(Settings):
+    """How trajectories become traces.
+
+    Attributes:
+        trace_name: what every trace is called; Langfuse groups by it.
+        tags: given to every trace, beside run, step and policy version.
+        metadata: given to every trace.
+        score_configs: ids of score configs in Langfuse, by the scores' names; people's scores need one to
+            be sent as annotations.
+        batch: trajectories of one request at most.
+        max_request_bytes: of one request, before it is compressed; Langfuse Cloud takes 5 MB.
+        max_text: characters that are kept of one input or output; longer ones say that they were cut.
+    """
+
+    trace_name: str = Field(default="rollout", min_length=1, max_length=200)
+    tags: tuple[str, ...] = ()
+    metadata: dict[str, Any] = Field(default_factory=dict[str, Any])
+    score_configs: dict[str, str] = Field(default_factory=dict[str, str])
+    batch: int = Field(default=100, ge=1, le=1000)
+    max_request_bytes: int = Field(default=4_000_000, ge=10_000)
+    max_text: int = Field(default=200_000, ge=100)
+
+
+@dataclass(frozen=True, slots=True)
+class ExportResult:
+    """What became of an export.
+
+    Attributes:
+        confirmed: trajectories that the server has now accepted whole.
+        unchanged: those that it had confirmed before, and that are as they were.
+        running: those that have not ended yet.
+        failed: why others were refused, by trajectory.
+        left: those that could not be delivered for now, or were not tried any more.
+        stopped: why it ended before its end; None when it did not.
+        observations: that were accepted.
+        scores: that were accepted.
+        requests: that were sent, repeated ones included.
+        seconds: that it took.
+    """
+
+    confirmed: int = 0
+    unchanged: int = 0
+    running: int = 0
+    failed: Mapping[str, str] = field(default_factory=dict[str, str])
+    left: int = 0
+    stopped: str | None = None
+    observations: int = 0
+    scores: int = 0
+    requests: int = 0
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that has ended is in Langfuse."""
+        return not self.failed and not self.left
+
+    def __str__(self) -> str:
+        said = (
+            f"{self.confirmed} trajectories confirmed ({self.observations} observations, {self.scores} "
+            f"scores), {self.unchanged} unchanged, {self.running} running, {len(self.failed)} refused, "
+            f"{self.left} left; {self.requests} requests in {self.seconds:.1f} s"
+        )
+        return f"{said}; stopped: {self.stopped}" if self.stopped else said
+
+
+Progress = Callable[[int, int], None]
+"""Called with how many trajectories have been dealt with, and how many there are to send."""
+
+
+def export_to_langfuse(
+    store: Store,
+    run_id: str | None = None,
+    *,
+    trajectory_ids: Sequence[str] | None = None,
+    client: LangfuseClient | None = None,
+    ledger: Ledger | None = None,
+    options: ExportOptions | None = None,
+    again: bool = False,
+    progress: Progress | None = None,
+) -> ExportResult:
+    """Send what Langfuse has not confirmed yet: rollouts that have ended, with what they are worth by now.
+
+    It may be done at any time, also while a run goes on, and again and again: what is there is left alone,
+    what has changed (a new reward, a person's score) is replaced.
+
+    Args:
+        store: where the trajectories are.
+        run_id: of this run only.
+        trajectory_ids: these only.
+        client: of the project; None: the one that the environment names.
+        ledger: what was confirmed before; None: the one beside the store.
+        options: how trajectories become traces.
+        again: send also what was confirmed before.
+        progress: told how far it is.
+
+    Returns:
+        What was confirmed, what was refused and why, and what is left. It does not raise for a server that
+        fails in between.
+
+    Raises:
+        ConfigError: no project is named.
+        LangfuseRefusedError: the server does not know the keys, or does not have the endpoints.
+        StoreError: the store cannot be read.
+    """
+    with ExitStack() as owned:
+        client = client or owned.enter_context(LangfuseClient())
+        ledger = ledger or owned.enter_context(Ledger.beside(store))
+        exporter = Exporter(store, client, ledger, options)
+        return exporter.export(run_id, trajectory_ids=trajectory_ids, again=again, progress=progress)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    mark: Mark
+    requests: tuple[bytes, ...]
+    observations: int
+    scores: list[dict[str, Any]]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.requests))
+
+
+@dataclass(slots=True)
+class _Tally:
+    confirmed: int = 0
+    unchanged: int = 0
+    running: int = 0
+    observations: int = 0
+    scores: int = 0
+    failed: dict[str, str] = field(default_factory=dict[str, str])
+    stopped: str | None = None
+
+
+class Exporter:
+    """Sends a store's trajectories to one project.
+
+    Args:
+        store: where they are.
+        client: of the project.
+        ledger: what was confirmed before.
+        options: how they become traces.
+    """
+
+    def __init__(
+        self, store: Store, client: LangfuseClient, ledger: Ledger, options: ExportOptions | None = None
+    ) -> None:
+        from art_langgraph.langfuse.encoding import TraceEncoder  # the client said if the SDK is missing
+
+        self._store = store
+        self._client = client
+        self._ledger = ledger
+        self._options = options = options or ExportOptions()
+        self._encoder = TraceEncoder(
+            client.connection,
+            name=options.trace_name,
+            tags=options.tags,
+            metadata=options.metadata,
+            max_text=options.max_text,
+            max_request_bytes=options.max_request_bytes,
+        )
+
+    def export(
+        self,
+        run_id: str | None = None,
+        *,
+        trajectory_ids: Sequence[str] | None = None,
+        again: bool = False,
+        progress: Progress | None = None,
+    ) -> ExportResult:
+        """Send what has not been confirmed; see `export_to_langfuse`."""
+        began, requests, tally = time.monotonic(), self._client.requests, _Tally()
+        due = self._due(tally, run_id, trajectory_ids, again)
+        told = progress or _untold
+        told(0, len(due))
+        for batch in self._batches(due, tally):
+            try:
+                self._send(batch, tally)
+            except LangfuseUnavailableError as unavailable:
+                tally.stopped = str(unavailable)
+                break
+            told(tally.confirmed + len(tally.failed), len(due))
+        result = ExportResult(
+            confirmed=tally.confirmed,
+            unchanged=tally.unchanged,
+            running=tally.running,
+            failed=tally.failed,
+            left=len(due) - tally.confirmed - len(tally.failed),
+            stopped=tally.stopped,
+            observations=tally.observations,
+            scores=tally.scores,
+            requests=self._client.requests - requests,
+            seconds=time.monotonic() - began,
+        )
+        for trajectory_id, reason in tally.failed.items():
+            logger.warning("trajectory %s is not in Langfuse: %s", trajectory_id, reason)
+        if result.stopped:
+            logger.warning("the export to Langfuse has ended early: %s", result)
+        return result
+
+    def due(self, run_id: str | None = None) -> ExportResult:
+        """What an export would find, without sending anything: ``left`` is what it would send."""
+        tally = _Tally()
+        due = self._due(tally, run_id, None, again=False)
+        return ExportResult(unchanged=tally.unchanged, running=tally.running, left=len(due))
+
+    def _due(
+        self, tally: _Tally, run_id: str | None, trajectory_ids: Sequence[str] | None, again: bool
+    ) -> list[Mark]:
+        due: list[Mark] = []
+        ended: list[Mark] = []
+        for mark in marks(self._store, run_id, trajectory_ids=trajectory_ids):
+            if mark.ended:
+                ended.append(mark)
+            else:
+                tally.running += 1
+        known: dict[str, bytes] = {}
+        if not again:
+            known = self._ledger.confirmed(
+                self._client.connection.destination, [mark.trajectory_id for mark in ended]
+            )
+        for mark in ended:
+            if known.get(mark.trajectory_id) == mark.digest:
+                tally.unchanged += 1
+            else:
+                due.append(mark)
+        return due
+
+    # -- preparing ---------------------------------------------------------------------------------
+
+    def _batches(self, due: Sequence[Mark], tally: _Tally) -> Iterator[list[_Prepared]]:
+        batch: list[_Prepared] = []
+        size = 0
+        for trace in self._prepared(due, tally):
+            full = len(batch) >= self._options.batch or size + trace.size > self._options.max_request_bytes
+            if batch and full:
+                yield batch
+                batch, size = [], 0
+            batch.append(trace)
+            size += trace.size
+        if batch:
+            yield batch
+
+    def _prepared(self, due: Sequence[Mark], tally: _Tally) -> Iterator[_Prepared]:
+        for start in range(0, len(due), _READ):
+            page = due[start : start + _READ]
+            with self._store.read() as connection:
+                ids = [mark.trajectory_id for mark in page]
+                found = read_trajectories(connection, [trajectories.c.id.in_(ids)])
+            by_id = {trajectory.id: trajectory for trajectory in found}
+            for mark in page:
+                try:
+                    prepared = self._prepare(mark, by_id[mark.trajectory_id])
+                except Exception as odd:  # one odd trajectory must not keep the others
+                    tally.failed[mark.trajectory_id] = f"cannot be encoded: {type(odd).__name__}: {odd}"
+                    continue
+                yield prepared
+
+    def _prepare(self, mark: Mark, trajectory: Trajectory) -> _Prepared:
+        trace = self._encoder.encode(trajectory, run_id=mark.run_id)
+        scores = trace_scores(
+            trajectory,
+            self._store.scores(trajectory.id) if mark.has_scores else (),
+            self._store.feedback(trajectory.id) if mark.has_feedback else (),
+            environment=self._client.connection.environment,
+            score_configs=self._options.score_configs,
+        )
+        return _Prepared(mark, trace.requests, trace.observations, scores)
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def _send(self, batch: Sequence[_Prepared], tally: _Tally) -> None:
+        taken = self._send_observations(batch, tally)
+        whole = self._send_scores(taken, tally)
+        self._ledger.confirm(
+            self._client.connection.destination,
+            [(trace.mark.trajectory_id, trace.mark.digest) for trace in whole],
+        )
+        tally.confirmed += len(whole)
+        tally.observations += sum(trace.observations for trace in whole)
+        tally.scores += sum(len(trace.scores) for trace in whole)
+
+    def _send_observations(self, batch: Sequence[_Prepared], tally: _Tally) -> list[_Prepared]:
+        """Those of a batch whose observations were accepted."""
+        together = [trace for trace in batch if len(trace.requests) == 1]
+        taken: list[_Prepared] = []
+        alone = [trace for trace in batch if len(trace.requests) > 1]
+        if len(together) > 1 and not self._refusal([b"".join(t.requests[0] for t in together)]):
+            taken += together
+        else:
+            alone = together + alone  # one of them is refused; the server does not say which
+        for trace in alone:
+            if (why := self._refusal(trace.requests)) is None:
+                taken.append(trace)
+            else:
+                tally.failed[trace.mark.trajectory_id] = why
+        return taken
+
+    def _refusal(self, requests: Sequence[bytes]) -> str | None:
+        """Send observations; why they were refused, or None."""
+        for request in requests:
+            try:
+                accepted = self._client.send_spans(request)
+            except LangfuseRefusedError as refused:
+                if refused.status in _HOPELESS:
+                    raise
+                return str(refused)
+            if accepted.rejected:
+                return f"{accepted.rejected} observations were refused: {accepted.message}"
+        return None
+
+    def _send_scores(self, traces: Sequence[_Prepared], tally: _Tally) -> list[_Prepared]:
+        """Those of some traces whose scores were accepted."""
+        whole = [trace for trace in traces if not trace.scores]
+        for some in _parcels([trace for trace in traces if trace.scores]):
+            if self._score_refusal([score for trace in some for score in trace.scores]) is None:
+                whole += some
+                continue
+            for trace in some:
+                why = self._worst(trace.scores)
+                if why is None:
+                    whole.append(trace)
+                else:
+                    tally.failed[trace.mark.trajectory_id] = why
+        return whole
+
+    def _worst(self, scores: Sequence[dict[str, Any]]) -> str | None:
+        """Send scores one by one, as the server does not say which it refuses; why it refuses one."""
+        refused = [(score["name"], why) for score in scores if (why := self._score_refusal([score]))]
+        return "; ".join(f"score {name!r}: {why}" for name, why in refused) or None
+
+    def _score_refusal(self, scores: Sequence[dict[str, Any]]) -> str | None:
+        try:
+            accepted = self._client.send_scores(scores)
+        except LangfuseRefusedError as refused:
+            if refused.status in _HOPELESS:
+                raise
+            return str(refused)
+        return accepted.message or "refused" if accepted.rejected else None
+
+
+def _untold(_done: int, _total: int) -> None:
+    pass
+
+
+def _parcels(traces: Sequence[_Prepared]) -> Iterator[list[_Prepared]]:
+    """Traces whose scores fit into one request together."""
+    parcel: list[_Prepared] = []
+    size = 0
+    for trace in traces:
+        more = sum(_weight(score) for score in trace.scores)
+        if parcel and size + more > _SCORES_BYTES:
+            yield parcel
+            parcel, size = [], 0
+        parcel.append(trace)
+        size += more
+    if parcel:
+        yield parcel
+
+
+def _weight(score: Mapping[str, Any]) -> int:
+    # Text may take six bytes a character where JSON escapes it; the rest is ids and times.
+    return 500 + 6 * len(str(score.get("comment", ""))) + len(str(score.get("metadata", "")))
