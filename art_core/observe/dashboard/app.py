@@ -7,7 +7,6 @@ hosts), and an error of ours is a page that says what to do.
 import importlib
 import secrets
 from collections.abc import Sequence
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from art_core.errors import ArtError, StoreError, UnknownRunError, UnknownTrajec
 from art_core.observe.dashboard.page import HERE, Site, make_templates, render
 from art_core.store import Store
 
-PAGES = ("pages_runs", "live", "pages_audit", "pages_trajectories", "pages_tree")
+PAGES = ("pages_runs", "live", "knob_control", "pages_audit", "pages_trajectories", "pages_tree")
 """Modules of this package that have pages, each a ``router``."""
 
 POLICY = "; ".join(
@@ -74,11 +73,6 @@ def create_app(store: Store, *, control: bool = False, hosts: Sequence[str] | No
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(RequestValidationError, _unreadable)
     return app
-
-
-def plotly_url() -> str:
-    """Where Plotly's script is served, by its version."""
-    return f"/vendor/plotly.min.js?v={version('plotly')}"
 
 
 def _plotly() -> FileResponse:

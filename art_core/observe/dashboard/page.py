@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -58,7 +59,7 @@ def render(request: Request, template: str, *, status_code: int = 200, **values:
         request: what asked for it.
         template: a file of ``templates/``; it extends ``base.html``.
         status_code: of HTTP.
-        **values: what the template reads. It also has ``site``, ``path``, ``project`` and ``static`` (`static_url`).
+        **values: what the template reads. ``site``, ``path``, ``project`` and ``static`` are there, too.
     """
     site = site_of(request)
     common = {
@@ -154,6 +155,11 @@ def query(values: Mapping[str, Any]) -> str:
 def static_url(name: str) -> str:
     """Where a file of ``static/`` is served; the address changes with its content."""
     return f"/static/{name}?v={_digest(name)}"
+
+
+def plotly_url() -> str:
+    """Where Plotly's script is served, by its version."""
+    return f"/vendor/plotly.min.js?v={version('plotly')}"
 
 
 _digests: dict[tuple[str, int], str] = {}

@@ -1,15 +1,193 @@
-"""The pages of runs: all of them, and one."""
+"""The pages of runs: all of them, one, and several side by side.
 
-from fastapi import APIRouter, Request
+Invariant: what is on a page when it arrives is all there without its script; the script draws the curves and
+follows what is added.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
+from sqlalchemy import func, select
 
-from art_core.observe.dashboard.page import render, site_of
-from art_core.store.browse import run_summaries
+from art_core.errors import ConfigError
+from art_core.observe.dashboard.charts import Chart, charts_of, polyline, still
+from art_core.observe.dashboard.happenings import event_views
+from art_core.observe.dashboard.knob_control import knob_views
+from art_core.observe.dashboard.live import run_view
+from art_core.observe.dashboard.page import plotly_url, render, site_of
+from art_core.observe.dashboard.series import (
+    Series,
+    metric_names,
+    position_of,
+    read_run,
+    read_series,
+)
+from art_core.observe.dashboard.standing import Standing, standing
+from art_core.store.browse import RunSummary, run_summaries
+from art_core.store.schema import metrics, trajectories
 
 router = APIRouter()
 
+MOST_COMPARED = 16
+"""Runs on one page; more lines than that cannot be told apart."""
+
+_SPARK_WIDTH, _SPARK_HEIGHT = 120, 28
+
 
 @router.get("/")
-def runs(request: Request) -> HTMLResponse:
+def all_runs(request: Request, q: str = "") -> HTMLResponse:
     """All runs, newest first."""
-    return render(request, "runs.html", runs=run_summaries(site_of(request).store))
+    store = site_of(request).store
+    summaries = run_summaries(store)
+    with store.read() as connection:
+        rows = [_row(summary, standing(connection, summary.run)) for summary in summaries]
+    return render(request, "runs.html", rows=rows, q=q)
+
+
+def _row(summary: RunSummary, now: Standing) -> dict[str, Any]:
+    points = polyline(summary.sparkline, _SPARK_WIDTH, _SPARK_HEIGHT - 4)
+    ended = now.last_sign if not now.going else None
+    return {
+        "run": summary.run,
+        "now": now,
+        "steps": summary.steps,
+        "trajectories": summary.trajectories,
+        "reward": summary.reward_mean,
+        "gain": summary.sparkline[-1] - summary.sparkline[0] if len(summary.sparkline) > 1 else None,
+        "points": points,
+        "tip": points.rpartition(" ")[2].split(",") if points else None,
+        "seconds": None if ended is None else ended - summary.run.started_at,
+    }
+
+
+@router.get("/runs/{run_id}")
+def one_run(request: Request, run_id: str) -> HTMLResponse:
+    """One run."""
+    site = site_of(request)
+    with site.store.read() as connection:
+        run = read_run(connection, run_id)
+        names = metric_names(connection, run_id)
+        charts = charts_of(names)
+        first = [name for chart in charts if chart.key for name in chart.needed]
+        found = read_series(connection, run_id, first)
+        position = position_of(connection, run_id)
+        now = standing(connection, run)
+        steps = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
+        made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
+    events = site.store.events(run_id)
+    return render(
+        request,
+        "run.html",
+        run=run,
+        now=now,
+        view=run_view(run, now, made),
+        steps=steps,
+        tiles=_tiles(found),
+        key_charts=[_chart(chart, found) for chart in charts if chart.key],
+        more_charts=[_chart(chart, found) for chart in charts if not chart.key],
+        events=event_views(events),
+        event_count=len(events),
+        signs=[],
+        knobs=knob_views(run, events),
+        config=_flat(run.config),
+        position=str(position),
+        plotly=plotly_url(),
+    )
+
+
+def _chart(chart: Chart, found: Mapping[str, Series]) -> dict[str, Any]:
+    first = found.get(chart.names[0])
+    return {
+        "title": chart.title,
+        "names": chart.names,
+        "spec": {"names": chart.names, "spread": chart.spread, "kind": chart.kind, "wide": chart.wide},
+        "wide": chart.wide,
+        "last": None if first is None or chart.kind == "bars" else first.last,
+        "still": still(first) if chart.kind == "lines" else "",
+        "hints": [],
+    }
+
+
+_TILES = (
+    ("Reward", "reward_mean"),
+    ("Failed rollouts", "trajectories_failed"),
+    ("KL from the sampler", "kl_old_new"),
+    ("Entropy", "entropy"),
+    ("Gradient norm", "grad_norm"),
+    ("Seconds per step", "seconds"),
+)
+
+
+def _tiles(found: Mapping[str, Series]) -> list[dict[str, Any]]:
+    """The figures at the top: the newest value, and the first one beside it."""
+    tiles: list[dict[str, Any]] = []
+    for title, name in _TILES:
+        if (one := found.get(name)) is not None and one.last is not None:
+            began = next(v for v in one.values if v is not None)
+            tiles.append({"title": title, "name": name, "value": one.last, "began": began})
+    return tiles
+
+
+@router.get("/compare")
+def compare(request: Request, run: Annotated[list[str] | None, Query()] = None) -> HTMLResponse:
+    """Several runs on the same axes, and what their settings differ in.
+
+    Raises:
+        ConfigError: none is named, or too many are.
+        UnknownRunError: one is not there.
+    """
+    chosen = list(dict.fromkeys(run or ()))
+    if not 1 <= len(chosen) <= MOST_COMPARED:
+        raise ConfigError(
+            f"{len(chosen)} runs to compare: select 2 to {MOST_COMPARED} of them on the page of all runs"
+        )
+    with site_of(request).store.read() as connection:
+        found = [read_run(connection, run_id) for run_id in chosen]
+        names = sorted({name for one in found for name in metric_names(connection, one.id)})
+        stands = [standing(connection, one) for one in found]
+        rewards = [read_series(connection, one.id, ["reward_mean"]).get("reward_mean") for one in found]
+    charts = charts_of(names)
+    return render(
+        request,
+        "compare.html",
+        runs=[
+            {"run": one, "now": now, "reward": None if reward is None else reward.last, "series": n % 8 + 1}
+            for n, (one, now, reward) in enumerate(zip(found, stands, rewards, strict=True))
+        ],
+        key_names=[n for chart in charts if chart.key and chart.kind == "lines" for n in chart.names],
+        more_names=[n for chart in charts if not chart.key for n in chart.names],
+        differences=differences([one.config for one in found]),
+        plotly=plotly_url(),
+    )
+
+
+def differences(configs: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
+    """Settings in which runs differ: a name and its value in each; what belongs to a process is left out."""
+    flat = [dict(_flat(config)) for config in configs]
+    names = dict.fromkeys(name for one in flat for name in one)
+    found = [(name, [one.get(name, "\u2013") for one in flat]) for name in names]
+    return [
+        (name, values)
+        for name, values in found
+        if len(set(values)) > 1 and not name.startswith("process.") and name != "checkpoints"
+    ]
+
+
+def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested settings as dotted names and their values as text."""
+    found: list[tuple[str, str]] = []
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found += _flat(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", _written(value)))
+    return found
+
+
+def _written(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

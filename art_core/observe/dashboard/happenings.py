@@ -1,0 +1,46 @@
+"""Happenings: a run's events as its page shows them.
+
+Invariant: what an event says is shown as text, shortened; its kind decides how loudly.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from art_core.observe.dashboard.page import moment, shown
+from art_core.store.records import Event
+
+MESSAGE_LIMIT = 1000
+"""Most characters of an event's message that are shown."""
+
+MOST_SHOWN = 500
+"""Events on a page; the newest."""
+
+_TONES = {
+    "training_stopped": "bad",
+    "engine_failed": "bad",
+    "version_lost": "bad",
+    "replica_lost": "bad",
+    "update_skipped": "warn",
+    "learning_rate_lowered": "warn",
+    "no_spread": "warn",
+    "knobs_refused": "warn",
+    "replica_out": "warn",
+    "engine_restarted": "warn",
+    "sleep_changed_answers": "warn",
+}
+
+
+def event_view(event: Event) -> dict[str, Any]:
+    """An event as its page takes it, in HTML and as JSON."""
+    return {
+        "kind": shown(event.kind, 60),
+        "tone": _TONES.get(event.kind, ""),
+        "message": shown(event.message, MESSAGE_LIMIT),
+        "at": event.created_at,
+        "moment": moment(event.created_at),
+    }
+
+
+def event_views(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """The newest events, newest first."""
+    return [event_view(event) for event in reversed(events[-MOST_SHOWN:])]

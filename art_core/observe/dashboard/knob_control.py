@@ -1,0 +1,136 @@
+"""Turning a run's live knobs from its page.
+
+Invariant: only a request that a page of this very server made is heard, and only if control was asked for;
+what the run's own check would refuse is refused here, by field, and leaves the file as it was.
+
+A turn is written to the same ``knobs.json`` that ``model.turn`` writes, which the run reads before its next
+training step; the run then records it as an event.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, Header, Request
+from fastapi.responses import JSONResponse
+
+from art_core.config import TrainConfig
+from art_core.errors import ConfigError
+from art_core.observe.dashboard.page import shown, site_of
+from art_core.observe.dashboard.series import read_run
+from art_core.store.records import Event, Run
+from art_core.training.knobs import KnobBoard, Knobs
+
+router = APIRouter()
+
+MOST_BYTES = 10_000
+"""Of a request that turns knobs."""
+
+
+@router.post("/runs/{run_id}/knobs")
+async def turn(request: Request, run_id: str, x_art_control: Annotated[str, Header()] = "") -> JSONResponse:
+    """Turn knobs: a JSON object of names and numbers; null goes back to what was configured.
+
+    The header ``X-ART-Control`` carries the token of the page. Other sites cannot send that header, nor read
+    the token.
+    """
+    site = site_of(request)
+    if not site.control:
+        return _refused(403, "this dashboard is read-only; start it with --control to turn knobs")
+    if not secrets.compare_digest(x_art_control.encode(), site.token.encode()):
+        return _refused(
+            403, "the page is older than its server, or this request is none of its own; reload it"
+        )
+    body = await request.body()
+    if len(body) > MOST_BYTES:
+        return _refused(413, f"{len(body)} bytes: more than any knobs take")
+    with site.store.read() as connection:
+        run = read_run(connection, run_id)
+    try:
+        values = Knobs.model_validate_json(body)
+    except ValueError as unusable:
+        return JSONResponse({"errors": _by_field(unusable)}, status_code=422)
+    try:
+        board = _board(run)
+        board.turn(**{name: getattr(values, name) for name in values.model_fields_set})
+    except ConfigError as refused:
+        return _refused(422, str(refused))
+    except OSError as unwritable:
+        return _refused(409, f"knobs.json cannot be written: {unwritable}")
+    return JSONResponse({"knobs": board.knobs.model_dump(exclude_none=True)})
+
+
+def _refused(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"errors": {"": message}}, status_code=status)
+
+
+def _by_field(unusable: ValueError) -> dict[str, str]:
+    """What is wrong with which knob; under "" what belongs to none."""
+    listed = getattr(unusable, "errors", None)
+    if listed is None:
+        return {"": str(unusable)}
+    return {".".join(str(part) for part in error["loc"]): error["msg"] for error in listed()}
+
+
+def _board(run: Run) -> KnobBoard:
+    """The knobs of a run as its file has them.
+
+    Raises:
+        ConfigError: the run does not say where its file is, it is not on this machine, or what is in the
+            file cannot be used.
+    """
+    where = run.config.get("checkpoints")
+    if not isinstance(where, str):
+        raise ConfigError(
+            f"run {run.id} does not say where its checkpoints are; turn its knobs by model.turn()"
+        )
+    if not Path(where).is_dir():
+        raise ConfigError(f"{where} is not on this machine; open the dashboard where the run goes on")
+    board = KnobBoard(Path(where), _configured(run))
+    refused = [turned.message for turned in board.read() if turned.kind == "knobs_refused"]
+    if refused:
+        raise ConfigError(f"{'; '.join(refused)}; mend or remove {board.path}")
+    return board
+
+
+def _configured(run: Run) -> TrainConfig:
+    return TrainConfig(**cast("Mapping[str, Any]", run.config.get("train_config") or {}))
+
+
+def knob_views(run: Run, events: Sequence[Event]) -> dict[str, Any]:
+    """The knobs of a run for its page: what is configured, what they were turned to, and where they go."""
+    problem, now = "", Knobs()
+    try:
+        now = _board(run).knobs
+    except ConfigError as unknown:
+        problem = shown(unknown)
+        now = _last_turned(events)
+    try:
+        configured: Mapping[str, Any] = _configured(run).model_dump()
+    except ConfigError:  # of another version of the settings
+        configured = {}
+    return {
+        "problem": problem,
+        "items": [
+            {
+                "name": name,
+                "what": field.description,
+                "configured": configured.get(name),
+                "turned": getattr(now, name),
+            }
+            for name, field in Knobs.model_fields.items()
+        ],
+    }
+
+
+def _last_turned(events: Sequence[Event]) -> Knobs:
+    """What the record says that the knobs were turned to."""
+    found: dict[str, Any] = {}
+    for event in events:
+        if event.kind == "knob_turned" and event.data.get("name") in Knobs.model_fields:
+            found[str(event.data["name"])] = event.data.get("after")
+    try:
+        return Knobs(**found)
+    except ConfigError:
+        return Knobs()

@@ -1,0 +1,224 @@
+"""Series: a run's metrics as columns, thinned to what a screen can show, and following what is added.
+
+Invariant: series and the position that is handed out with them are of one state of the store, and what is
+read from a position on is everything that came after it, each row once.
+
+A position names the newest metric and event that were read. Metrics of a step that is logged again are
+deleted and written anew, possibly under the same numbers; so a position also says when its metric was
+written, and if that does not fit any more, the reader is told to begin again.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select
+
+from art_core.errors import ConfigError, UnknownRunError
+from art_core.store import Store
+from art_core.store.reading import read_runs
+from art_core.store.records import Event, Metric, Run
+from art_core.store.schema import events, metrics, runs, trajectories
+
+MOST_POINTS = 1000
+"""Points of one series that a page is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a reader has read.
+
+    Attributes:
+        metric: number of the newest metric of the run, 0 before the first.
+        written_at: when that was written, Unix time in seconds.
+        event: number of the newest event of the run, 0 before the first.
+    """
+
+    metric: int = 0
+    written_at: float = 0.0
+    event: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.metric}~{self.written_at!r}~{self.event}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Position":
+        """The inverse of ``str``.
+
+        Raises:
+            ConfigError: it is no position.
+        """
+        try:
+            metric, written_at, event = text.split("~")
+            return cls(int(metric), float(written_at), int(event))
+        except ValueError:
+            raise ConfigError(f"{text[:80]!r} is no position; leave 'after' out to begin anew") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric of a run.
+
+    Attributes:
+        name: of the metric.
+        steps: training steps, ascending  [points].
+        values: at those steps; None where the value is not finite  [points].
+        times: when each was written, Unix seconds  [points].
+    """
+
+    name: str
+    steps: Sequence[int]
+    values: Sequence[float | None]
+    times: Sequence[float]
+
+    @property
+    def last(self) -> float | None:
+        """The newest value that is a number."""
+        return next((v for v in reversed(self.values) if v is not None), None)
+
+    def thinned(self, most: int = MOST_POINTS) -> "Series":
+        """At most so many points: the least and the greatest of every stretch, and both ends."""
+        if len(self.steps) <= most:
+            return self
+        width = math.ceil(len(self.steps) / (most // 2 - 1))
+        kept = {0, len(self.steps) - 1}
+        for start in range(0, len(self.steps), width):
+            finite = [
+                i for i in range(start, min(start + width, len(self.steps))) if self.values[i] is not None
+            ]
+            if finite:
+                kept |= {min(finite, key=self._value), max(finite, key=self._value)}
+        order = sorted(kept)
+        return Series(
+            self.name,
+            [self.steps[i] for i in order],
+            [self.values[i] for i in order],
+            [self.times[i] for i in order],
+        )
+
+    def _value(self, index: int) -> float:
+        return self.values[index] or 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What came after a position.
+
+    Attributes:
+        position: where to go on.
+        metrics: in the order in which they were written.
+        events: oldest first.
+        run: the run as it is now.
+        trajectories: how many it has.
+        again: what was read before the position has changed; begin anew.
+    """
+
+    position: Position
+    metrics: Sequence[Metric]
+    events: Sequence[Event]
+    run: Run
+    trajectories: int
+    again: bool = False
+
+
+def read_run(connection: Connection, run_id: str) -> Run:
+    """A run's record.
+
+    Raises:
+        UnknownRunError: there is none.
+    """
+    found = read_runs(connection, runs.c.id == run_id)
+    if not found:
+        raise UnknownRunError(f"there is no run {run_id[:80]!r} in this record")
+    return found[0]
+
+
+def metric_names(connection: Connection, run_id: str) -> list[str]:
+    """Names of a run's metrics, by the alphabet."""
+    return sorted(connection.scalars(select(metrics.c.name).where(metrics.c.run_id == run_id).distinct()))
+
+
+def read_series(
+    connection: Connection, run_id: str, names: Sequence[str], most: int = MOST_POINTS
+) -> dict[str, Series]:
+    """Some of a run's metrics; a name that it has no values of is left out."""
+    of = metrics.c
+    query = select(of.name, of.step, of.value, of.created_at).where(of.run_id == run_id, of.name.in_(names))
+    columns: dict[str, tuple[list[int], list[float | None], list[float]]] = {}
+    for name, step, value, at in connection.execute(query.order_by(of.step)).tuples():
+        steps, values, times = columns.setdefault(name, ([], [], []))
+        steps.append(step)
+        values.append(value if value is not None and math.isfinite(value) else None)
+        times.append(at)
+    return {name: Series(name, *columns[name]).thinned(most) for name in names if name in columns}
+
+
+def position_of(connection: Connection, run_id: str) -> Position:
+    """The end of a run's metrics and events as they are now."""
+    newest = connection.execute(
+        select(metrics.c.seq, metrics.c.created_at)
+        .where(metrics.c.run_id == run_id)
+        .order_by(metrics.c.seq.desc())
+        .limit(1)
+    ).first()
+    event = connection.scalar(select(func.max(events.c.seq)).where(events.c.run_id == run_id)) or 0
+    return Position(event=event) if newest is None else Position(newest[0], newest[1], event)
+
+
+def changes_since(store: Store, run_id: str, position: Position) -> Changes:
+    """What came after a position.
+
+    Raises:
+        UnknownRunError: there is no such run.
+        StoreError: the store cannot be read.
+    """
+    with store.read() as connection:
+        run = read_run(connection, run_id)
+        made = select(func.count()).select_from(trajectories).where(trajectories.c.run_id == run_id)
+        count = connection.scalar(made) or 0
+        if not _holds(connection, run_id, position):
+            return Changes(position, (), (), run, count, again=True)
+        # Nothing of any run is newer, most of the time: asked first, since that costs nothing.
+        rows: Sequence[Any] = ()
+        if (connection.scalar(select(func.max(metrics.c.seq))) or 0) > position.metric:
+            newer = select(metrics).where(metrics.c.run_id == run_id, metrics.c.seq > position.metric)
+            rows = connection.execute(newer.order_by(metrics.c.seq)).all()
+        said = connection.execute(
+            select(events)
+            .where(events.c.run_id == run_id, events.c.seq > position.event)
+            .order_by(events.c.seq)
+        ).all()
+    reached = Position(
+        rows[-1].seq if rows else position.metric,
+        rows[-1].created_at if rows else position.written_at,
+        said[-1].seq if said else position.event,
+    )
+    return Changes(reached, [_metric(row) for row in rows], [_event(row) for row in said], run, count)
+
+
+def _holds(connection: Connection, run_id: str, position: Position) -> bool:
+    if not position.metric:
+        return True
+    of = metrics.c
+    written_at = connection.scalar(
+        select(of.created_at).where(of.seq == position.metric, of.run_id == run_id)
+    )
+    return written_at == position.written_at
+
+
+def _metric(row: Any) -> Metric:
+    return Metric(
+        row.run_id, row.step, row.name, math.nan if row.value is None else row.value, row.created_at
+    )
+
+
+def _event(row: Any) -> Event:
+    return Event(
+        run_id=row.run_id,
+        kind=row.kind,
+        message=row.message,
+        data=json.loads(row.data),
+        created_at=row.created_at,
+    )
