@@ -11,6 +11,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--qwen", action="store_true", help="also test with a real model that calls tools (minutes, 1.2 GB)"
     )
+    parser.addoption(
+        "--kills",
+        type=int,
+        default=2,
+        metavar="N",
+        help="how often a real vLLM is killed while it is used (tests/vllm; a minute or more each)",
+    )
     group = parser.getgroup("engine conformance (tests/conformance/engine)")
     group.addoption(
         "--engine",

@@ -97,6 +97,7 @@ def served(
     trainer: "PeftPolicy",
     adapters: dict[PolicyVersion, Path],
     tmp_path_factory: pytest.TempPathFactory,
+    pytestconfig: pytest.Config,
 ) -> Iterator[Served]:
     from art_core.inference.vllm import VLLMEngine
 
@@ -104,6 +105,7 @@ def served(
         max_model_len=1024,
         max_batch=16,
         start_timeout=900,
+        max_restarts=max(5, pytestconfig.getoption("kills")),
         # So that a test can see that a prefix was really taken from the cache.
         extra_args=("--enable-prompt-tokens-details",),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import httpx
+import pytest
 import torch
 from helpers.engine_endpoint import EngineEndpoint
 from langgraph.graph import END, START, StateGraph
@@ -27,6 +28,7 @@ PUBLISHES = 50
 CLIENTS = 16
 FIRST = 1001
 """Number of the first version that is published here: other tests have their own."""
+GROUP_SIZE = 8
 EARLY = 20
 """Publishes after which whatever only grows at first has stopped growing."""
 
@@ -198,11 +200,14 @@ def engine_process(pid: int) -> int:
     return found
 
 
-async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothing_else(
-    served: Served, tmp_path: Path
+@pytest.mark.timeout(3600)
+async def test_a_vllm_that_is_killed_again_and_again_during_rollouts_costs_time_and_nothing_else(
+    served: Served, tmp_path: Path, pytestconfig: pytest.Config
 ):
     """C43."""
-    engine = served.engine
+    engine, kills = served.engine, pytestconfig.getoption("kills")
+    scenarios = max(4, 5 * kills // 2)
+    rollouts = GROUP_SIZE * scenarios
     store = Store.open("chaos", tmp_path)
     run = store.begin_run("agent", {})
 
@@ -225,20 +230,27 @@ async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothin
         os.kill(which(engine.pid), signal.SIGKILL)
 
     try:
-        victims = ((4, server_process), (20, engine_process))
-        kills = [asyncio.create_task(kill(after, which)) for after, which in victims]
+        victims = [
+            asyncio.create_task(
+                kill((2 * i + 1) * rollouts // (2 * kills), (server_process, engine_process)[i % 2])
+            )
+            for i in range(kills)
+        ]
         groups = await agather(
             build(ChatART(endpoint, max_tokens=8, max_retries=0)),
-            [Scenario(id=f"s{i}", inputs={"topic": f"Tell me about {i}", "said": []}) for i in range(8)],
-            group_size=4,
+            [
+                Scenario(id=f"s{i}", inputs={"topic": f"Tell me about {i}", "said": []})
+                for i in range(scenarios)
+            ],
+            group_size=GROUP_SIZE,
             reward=lambda trajectory: float(len(trajectory.steps)),
             concurrency=8,
             sink=endpoint.sink,
             progress=count,
         )
-        for task in kills:
+        for task in victims:
             task.cancel()
-        assert [len(group) for group in groups] == [4] * 8
+        assert [len(group) for group in groups] == [GROUP_SIZE] * scenarios
         assert not groups.failed
         for trajectory in (t for group in groups for t in group):
             kept = store.trajectory(trajectory.id)
@@ -247,9 +259,13 @@ async def test_a_vllm_that_is_killed_twice_during_rollouts_costs_time_and_nothin
             assert {step.policy for step in kept.steps} == {PolicyVersion("agent", 900)}
         restarts = store.events(run, "engine_restarted")
         print([(event.data["seconds"], event.data["cause"]) for event in restarts])
-        assert len(restarts) == 2
-        assert restarts[0].data["cause"] == "vLLM was ended by SIGKILL: killed from outside"
-        assert restarts[1].data["cause"].startswith("vLLM ")
+        assert len(restarts) == kills
+        for number, event in enumerate(restarts):
+            ended_by_us = event.data["cause"] == "vLLM was ended by SIGKILL: killed from outside"
+            assert ended_by_us or number % 2, (
+                "the server's death is known at once, its engine's by the server"
+            )
+            assert event.data["cause"].startswith("vLLM ")
         assert all("agent@900" in event.data["versions"] for event in restarts)
         assert all(Path(event.data["log"]).exists() for event in restarts)
     finally:
