@@ -1,12 +1,16 @@
-"""Finding a store where its name was not given: the only one of a directory, or whose a database is.
+"""Finding by name: a store that is there already, and a run, trajectory or group of it by a part of its id.
 
-Invariant: looking creates nothing and migrates nothing.
+Invariant: looking for a store makes none and migrates none; a name that fits two is refused, never guessed.
 """
 
 from pathlib import Path
 
-from art_core.errors import StoreError, UnknownProjectError
+from sqlalchemy import ColumnElement, func, or_, select
+
+from art_core.errors import StoreError, UnknownProjectError, UnknownRunError, UnknownTrajectoryError
 from art_core.store.database import project_at, sqlite_url
+from art_core.store.records import Run
+from art_core.store.schema import groups, trajectories
 from art_core.store.store import Store
 
 
@@ -51,3 +55,72 @@ def open_existing(project: str | None = None, root: str | Path = ".art", *, url:
             f"{Path(root)} holds {len(known)} projects; choose one (--project): {listed}"
         )
     raise UnknownProjectError(f"{Path(root)} has no project {project!r}; it has: {listed}")
+
+
+def find_run(store: Store, name: str | None = None) -> Run:
+    """A run by its id, or by a beginning or end of it that no other has.
+
+    Args:
+        store: where it is.
+        name: its id, or a part; None: the newest run.
+
+    Raises:
+        UnknownRunError: there is none, or there are several.
+    """
+    known = store.runs()
+    if not known:
+        raise UnknownRunError(f"{store.location} has no run yet; a run begins when a model is registered")
+    if name is None:
+        return known[-1]
+    fitting = [run for run in known if _fits(run.id, name)]
+    if len(fitting) == 1 or any(run.id == name for run in fitting):
+        return next((run for run in fitting if run.id == name), fitting[0])
+    newest = ", ".join(run.id for run in known[-3:])
+    found = "no run" if not fitting else f"{len(fitting)} runs"
+    raise UnknownRunError(f"{store.location} has {found} called {name!r}; its newest: {newest}")
+
+
+def find_trajectory_id(store: Store, name: str) -> str:
+    """The id of a trajectory, of which a beginning or an end was given that no other has.
+
+    Raises:
+        UnknownTrajectoryError: there is none, or there are several.
+    """
+    return _only(store, trajectories.c.id, name, "trajectory", "trajectories")
+
+
+def find_group_id(store: Store, name: str) -> str:
+    """The id of a group, of which a beginning or an end was given that no other has.
+
+    Raises:
+        UnknownTrajectoryError: there is none, or there are several.
+    """
+    return _only(store, groups.c.id, name, "group", "groups")
+
+
+def count_outcomes(store: Store, run_id: str) -> dict[str, int]:
+    """How many trajectories of a run there are, by status."""
+    counted = select(trajectories.c.status, func.count()).where(trajectories.c.run_id == run_id)
+    with store.read() as connection:
+        return dict(connection.execute(counted.group_by(trajectories.c.status)).tuples().all())
+
+
+def _fits(whole: str, part: str) -> bool:
+    return whole.startswith(part) or whole.endswith(part)
+
+
+def _only(store: Store, column: ColumnElement[str], name: str, one: str, several: str) -> str:
+    whole = select(column).where(column == name)
+    part = select(column).where(
+        or_(column.startswith(name, autoescape=True), column.endswith(name, autoescape=True))
+    )
+    with store.read() as connection:
+        found = list(connection.scalars(whole)) or list(connection.scalars(part.limit(3)))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise UnknownTrajectoryError(f"{store.location} has no {one} {name!r}")
+    raise UnknownTrajectoryError(
+        f"{store.location} has several {several} called {name!r}, such as {found[0]} and {found[1]}; "
+        "give more of it"
+    )

@@ -66,6 +66,11 @@ def steps_of(trajectory: Trajectory, node: str | None) -> tuple[Step, ...]:
     return steps
 
 
+def same_message(one: Message, other: Message) -> bool:
+    """Whether two messages say the same, however each was written."""
+    return _key(one) == _key(other)
+
+
 def _agent(step: Step) -> str:
     first = step.messages[0] if step.messages else {}
     system = content_text(first) if first.get("role") in ("system", "developer") else ""

@@ -37,9 +37,9 @@ def trajectory_view(trajectory: Trajectory, node: str | None = None, *, limit: i
         said.add_column(min_width=9)
         said.add_column(overflow="fold")
         for message in new:
-            said.add_row(*_message(message, limit))
+            said.add_row(*message_cells(message, limit))
         if step.response is not None:
-            said.add_row(*_message(step.response, limit))
+            said.add_row(*message_cells(step.response, limit))
         if step.error is not None:
             said.add_row(Text("error", style="red"), Text(safe(shorten(step.error, limit)), style="red"))
         parts.append(said)
@@ -84,7 +84,8 @@ def step_headline(step: Step) -> Text:
     return Text("  ".join((f"[{where(step)}]", *step_facts(step))), style="bold")
 
 
-def _message(message: Message, limit: int) -> tuple[Text, Text]:
+def message_cells(message: Message, limit: int) -> tuple[Text, Text]:
+    """Who speaks, and what is said, tool calls included."""
     role = safe(str(message.get("role", "?")))
     said = Text(safe(shorten(content_text(message).strip(), limit)))
     for name, arguments in tool_calls(message):

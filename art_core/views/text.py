@@ -22,6 +22,7 @@ _TERMINAL_SEQUENCE = re.compile(
     r"|(?:\x1b[\]PX^_]|[\x9d\x90\x98\x9e\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"  # OSC, DCS and kin
     r"|\x1b[ -/]*[0-~]"  # two-character escapes
 )
+_OUR_ID = re.compile(r"[a-z]-[0-9a-f]{32}")
 _SHOWN_CONTROLS = "\n\t"
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"  # emoji and several scripts need them
@@ -45,6 +46,14 @@ def shorten(text: str, limit: int) -> str:
     head = limit * 2 // 3
     tail = limit - head
     return f"{text[:head]} … [{len(text) - limit:,} characters] … {text[len(text) - tail :]}"
+
+
+def short_id(name: str) -> str:
+    """An id of ours by its last eight characters, which are random; others as they are.
+
+    Ids begin with the time, so those of one batch begin alike. Commands take an end of an id for it.
+    """
+    return name[-8:] if _OUR_ID.fullmatch(name) else name
 
 
 def content_text(message: Message) -> str:

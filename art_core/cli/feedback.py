@@ -1,0 +1,146 @@
+"""``feedback``: what people think of trajectories; said, listed, exported."""
+
+import getpass
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import typer
+
+from art_core.cli.options import ROOT, AsJson, Project, Root, Url, opened
+
+if TYPE_CHECKING:
+    from art_core.store import Store
+
+app = typer.Typer(
+    help="Say what you think of trajectories; list and export what people said. Rewards stay as they are.",
+    no_args_is_help=True,
+)
+
+Id: TypeAlias = Annotated[str, typer.Argument(help="A trajectory's id, or a part of it that no other has.")]
+Comment: TypeAlias = Annotated[str, typer.Option("--comment", "-c", help="In your own words.")]
+Author: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--author",
+        envvar="ART_AUTHOR",
+        help="Who says it; the user's name here if left out.",
+        show_default=False,
+    ),
+]
+
+
+@app.command()
+def thumb(
+    trajectory: Id,
+    direction: Annotated[Literal["up", "down"], typer.Argument(help="up or down.")],
+    comment: Comment = "",
+    author: Author = None,
+    project: Project = None,
+    root: Root = ROOT,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Thumb up, thumb down."""
+    with opened(project, root, url) as store:
+        _keep(store, trajectory, "thumb", 1.0 if direction == "up" else -1.0, comment, author, as_json)
+
+
+@app.command()
+def score(
+    trajectory: Id,
+    value: Annotated[float, typer.Argument(min=0, max=1, help="From 0 (useless) to 1 (as good as can be).")],
+    comment: Comment = "",
+    author: Author = None,
+    project: Project = None,
+    root: Root = ROOT,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a score from 0 to 1."""
+    with opened(project, root, url) as store:
+        _keep(store, trajectory, "score", value, comment, author, as_json)
+
+
+@app.command()
+def prefer(
+    better: Id,
+    worse: Annotated[str, typer.Argument(help="The one that it is better than.")],
+    tie: Annotated[bool, typer.Option("--tie", help="They are as good as each other.")] = False,
+    comment: Comment = "",
+    author: Author = None,
+    project: Project = None,
+    root: Root = ROOT,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Prefer one trajectory to another of the same scenario."""
+    from art_core.store.finding import find_trajectory_id
+
+    with opened(project, root, url) as store:
+        over = find_trajectory_id(store, worse)
+        _keep(store, better, "choice", 0.5 if tie else 1.0, comment, author, as_json, over=over)
+
+
+@app.command("list")
+def list_(
+    trajectory: Annotated[
+        str | None, typer.Argument(help="Of this one; of all if left out.", show_default=False)
+    ] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Of this run's trajectories (or 'last').", show_default=False)
+    ] = None,
+    project: Project = None,
+    root: Root = ROOT,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what people said, oldest first."""
+    from rich.text import Text
+
+    from art_core.cli.judged import feedback_line
+    from art_core.cli.output import cell, show, show_json
+    from art_core.store.finding import find_run, find_trajectory_id
+    from art_core.views.text import short_id
+
+    with opened(project, root, url) as store:
+        said = store.feedback(
+            None if trajectory is None else find_trajectory_id(store, trajectory),
+            None if run is None else find_run(store, None if run == "last" else run).id,
+        )
+    if as_json:
+        show_json({"feedback": said})
+    elif not said:
+        show(cell("nobody has said anything yet"))
+    else:
+        show(*(Text.assemble(cell(short_id(one.trajectory_id)), "  ", feedback_line(one)) for one in said))
+
+
+def _keep(
+    store: "Store",
+    trajectory: str,
+    kind: Literal["thumb", "score", "choice"],
+    value: float,
+    comment: str,
+    author: str | None,
+    as_json: bool,
+    over: str | None = None,
+) -> None:
+    from art_core.cli.output import cell, show, show_json
+    from art_core.store.finding import find_trajectory_id
+
+    found = find_trajectory_id(store, trajectory)
+    who = author or _user()
+    store.add_feedback(found, kind=kind, value=value, author=who, comment=comment, over=over)
+    if as_json:
+        said = {"trajectory_id": found, "kind": kind, "value": value, "author": who}
+        show_json({**said, "comment": comment, "over": over})
+    else:
+        show(cell(f"kept: {kind} by {who} on {found}"))
+
+
+def _user() -> str:
+    from art_core.errors import ConfigError
+
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError, ImportError):
+        raise ConfigError("this user has no name here: say who you are with --author") from None

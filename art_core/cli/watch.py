@@ -1,0 +1,266 @@
+"""``watch``: a run live in the terminal.
+
+Invariant: what is shown was recorded; the command only reads, so that it may come and go as it likes.
+
+A terminal gets one picture that is redrawn; a file or a pipe gets a line for each training step and event;
+``--json`` gets a JSON document a line.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from art_core.cli.exits import ExitCode
+from art_core.cli.options import ROOT, AsJson, Project, Root, Run, Url, opened
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from art_core.store import Store
+    from art_core.store.following import News
+    from art_core.store.records import Event, Metric
+    from art_core.views.run import RunView
+
+_SILENT = 120.0
+"""Seconds without a new number or event, after which a run is said to be silent."""
+
+
+def watch(
+    run: Run = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="When the run ends, or before there is one, wait for the next."),
+    ] = False,
+    every: Annotated[
+        float, typer.Option("--every", min=0.1, max=3600, help="Seconds between two looks.")
+    ] = 1.0,
+    project: Project = None,
+    root: Root = ROOT,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch a run live: curves, phases, counts, events; ends when the run ends.
+
+    A run that was resumed goes on as a new run of the same model, which is followed. Exits with 1 when the
+    run failed.
+    """
+    from art_core.cli.output import Terminal
+
+    with opened(project, root, url) as store:
+        looks = _looks(store, run, follow, every)
+        if as_json:
+            last = _as_json(looks)
+        elif Terminal().is_terminal:
+            last = _as_picture(looks)
+        else:
+            last = _as_lines(looks)
+    if last is not None and last.run.state == "failed":
+        raise typer.Exit(ExitCode.FINDING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at the store found.
+
+    Attributes:
+        view: the run so far.
+        metrics: those that are new.
+        events: those that are new.
+        first: whether this run was not watched before.
+        ended: whether there will be no more of this run.
+    """
+
+    view: "RunView"
+    metrics: "tuple[Metric, ...]"
+    events: "tuple[Event, ...]"
+    first: bool
+    ended: bool
+
+
+def _looks(store: "Store", name: str | None, follow: bool, every: float) -> "Iterator[_Look]":
+    """A look now, and one whenever time has passed, until the run has ended."""
+    run_id = _first_run(store, name, follow, every)
+    while True:
+        successor = yield from _looks_at(store, run_id, follow, every)
+        if successor is None:
+            return
+        run_id = successor
+
+
+def _first_run(store: "Store", name: str | None, follow: bool, every: float) -> str:
+    from art_core.cli.exits import complain
+    from art_core.errors import UnknownRunError
+    from art_core.store.finding import find_run
+
+    told = False
+    while True:
+        try:
+            return find_run(store, name).id
+        except UnknownRunError as missing:
+            if not follow or name is not None:
+                raise
+            if not told:
+                complain(f"{missing}; waiting for it")
+                told = True
+            time.sleep(every)
+
+
+def _looks_at(store: "Store", run_id: str, follow: bool, every: float) -> Any:
+    """Looks at one run; returns the run to watch after it, or None."""
+    from art_core.store.finding import count_outcomes
+    from art_core.store.following import Place, news
+    from art_core.views.run import RunView, curves_of
+
+    place, numbers, events = Place(), dict[tuple[int, str], Any](), list[Any]()
+    first = True
+    while True:
+        found: News = news(store, run_id, place)
+        place = found.place
+        numbers.update({(m.step, m.name): m for m in found.metrics})
+        events += found.events
+        over = found.run.state != "running"
+        view = RunView(
+            run=found.run,
+            curves=curves_of(list(numbers.values())),
+            events=events,
+            outcomes=count_outcomes(store, run_id),
+            step_times=sorted((m.created_at, step) for (step, _), m in numbers.items()),
+        )
+        replaced = found.successor is not None
+        yield _Look(view, found.metrics, found.events, first, over or replaced)
+        first = False
+        if replaced and (follow or not over):
+            return found.successor
+        if over and not follow:
+            return None
+        time.sleep(every)
+
+
+# -- for programs ----------------------------------------------------------------------------------
+
+
+def _as_json(looks: "Iterator[_Look]") -> "RunView | None":
+    from art_core.cli.output import show_json
+
+    view: RunView | None = None
+    for look in looks:
+        view = look.view
+        if look.first:
+            show_json({"type": "run", "run": view.run, "outcomes": view.outcomes})
+        for step, values, at in _by_step(look.metrics):
+            show_json({"type": "metrics", "step": step, "values": values, "created_at": at})
+        for event in look.events:
+            told = {
+                "kind": event.kind,
+                "message": event.message,
+                "data": event.data,
+                "created_at": event.created_at,
+            }
+            show_json({"type": "event", **told})
+        if look.ended and not look.first:
+            show_json({"type": "run", "run": view.run, "outcomes": view.outcomes})
+    return view
+
+
+def _by_step(metrics: "tuple[Metric, ...]") -> Iterator[tuple[int, dict[str, float], float]]:
+    values: dict[int, dict[str, float]] = {}
+    at: dict[int, float] = {}
+    for metric in metrics:
+        values.setdefault(metric.step, {})[metric.name] = metric.value
+        at[metric.step] = metric.created_at
+    for step in sorted(values):
+        yield step, values[step], at[step]
+
+
+# -- for files and pipes -----------------------------------------------------------------------------
+
+
+def _as_lines(looks: "Iterator[_Look]") -> "RunView | None":
+    from rich.text import Text
+
+    from art_core.cli.output import Terminal
+    from art_core.views.curves import short_number
+    from art_core.views.run import FIRST, clock, event_line, run_headline
+
+    terminal = Terminal()
+    view: RunView | None = None
+    for look in looks:
+        view = look.view
+        if look.first:
+            terminal.print(run_headline(view), soft_wrap=True)
+        for step, values, at in _by_step(look.metrics):
+            told = [f"{name} {short_number(values[name])}" for name in FIRST if name in values]
+            terminal.print(Text(f"{clock(at)}  step {step}  {'  '.join(told)}"), soft_wrap=True)
+        for event in look.events:
+            terminal.print(event_line(event), soft_wrap=True)
+        if look.ended and not look.first:
+            terminal.print(run_headline(view), soft_wrap=True)
+    return view
+
+
+# -- for people ----------------------------------------------------------------------------------------
+
+
+def _as_picture(looks: "Iterator[_Look]") -> "RunView | None":
+    from rich.live import Live
+
+    from art_core.cli.output import Terminal
+
+    terminal = Terminal()
+    view: RunView | None = None
+    with Live(console=terminal, auto_refresh=False, vertical_overflow="crop") as live:
+        for look in looks:
+            if look.first and view is not None:
+                live.console.print(f"{view.run.model} goes on as a new run")
+            view = look.view
+            live.update(picture(view, terminal.width, terminal.height), refresh=True)
+    return view
+
+
+def picture(view: "RunView", width: int, height: int, now: float | None = None) -> "RenderableType":
+    """A run on one screen of ``width`` by ``height`` characters: as many curves and events as fit."""
+    from rich.columns import Columns
+    from rich.console import Group
+    from rich.text import Text
+
+    from art_core.views.phases import phase_bar
+    from art_core.views.run import curve_panel, event_line, run_headline
+
+    head = run_headline(view)
+    head.append(_silence(view, time.time() if now is None else now), style="yellow")
+    parts: list[RenderableType] = [head]
+    bar = phase_bar(view.curves, min(width, 100))
+    left = height - 3 - (2 if bar else 0)
+    across = max(1, width // 38)
+    inner = min(60, (width - 2 * (across - 1)) // across - 1)
+    events = view.events[-max(3, min(8, left // 4)) :]
+    rows = max(1, (left - len(events) - 1) // 7)
+    curves = view.first_curves()[: rows * across]
+    if curves:
+        parts.append(Columns([curve_panel(c, inner, 4) for c in curves], padding=(1, 1), expand=False))
+    else:
+        parts.append(Text("no training step yet", style="dim"))
+    if bar is not None:
+        parts += [Text(), bar]
+    if events:
+        parts.append(Text())
+        for event in events:
+            line = event_line(event, limit=width)
+            line.truncate(width, overflow="ellipsis")
+            parts.append(line)
+    return Group(*parts)
+
+
+def _silence(view: "RunView", now: float) -> str:
+    if view.run.state != "running":
+        return ""
+    times = [
+        view.run.started_at,
+        *(at for at, _ in view.step_times[-1:]),
+        *(e.created_at for e in view.events[-1:]),
+    ]
+    quiet = now - max(times)
+    return f"  silent for {quiet / 60:.0f} min" if quiet > _SILENT else ""

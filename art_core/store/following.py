@@ -1,0 +1,79 @@
+"""Following a run: what was recorded since somebody last looked.
+
+Invariant: nothing is told twice and nothing is left out, whichever process writes and however long nobody
+looked: rows are told by their order of arrival, and a training step's numbers that are written again are told
+again.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+
+from sqlalchemy import select
+
+from art_core.store.reading import read_runs
+from art_core.store.records import Event, Metric, Run
+from art_core.store.schema import events, metrics, runs
+from art_core.store.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far somebody has read; the beginning by default."""
+
+    metric: int = 0
+    event: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What came since.
+
+    Attributes:
+        run: the run's record as it is now.
+        metrics: in order of arrival.
+        events: in order of arrival.
+        successor: a newer run of the same model, if one has begun.
+        place: where to go on from.
+    """
+
+    run: Run
+    metrics: tuple[Metric, ...]
+    events: tuple[Event, ...]
+    successor: str | None
+    place: Place
+
+
+def news(store: Store, run_id: str, since: Place = Place()) -> News:
+    """What was recorded of a run since a place."""
+    numbers = select(metrics).where(metrics.c.run_id == run_id, metrics.c.seq > since.metric)
+    happened = select(events).where(events.c.run_id == run_id, events.c.seq > since.event)
+    with store.read() as connection:
+        run = read_runs(connection, runs.c.id == run_id)[0]
+        own = select(runs.c.seq).where(runs.c.id == run_id).scalar_subquery()
+        newer = select(runs.c.id).where(runs.c.model == run.model, runs.c.seq > own)
+        successor = connection.scalar(newer.order_by(runs.c.seq.desc()).limit(1))
+        counted = connection.execute(numbers.order_by(metrics.c.seq)).all()
+        told = connection.execute(happened.order_by(events.c.seq)).all()
+    return News(
+        run=run,
+        metrics=tuple(
+            Metric(r.run_id, r.step, r.name, math.nan if r.value is None else r.value, r.created_at)
+            for r in counted
+        ),
+        events=tuple(
+            Event(
+                run_id=r.run_id,
+                kind=r.kind,
+                message=r.message,
+                data=json.loads(r.data),
+                created_at=r.created_at,
+            )
+            for r in told
+        ),
+        successor=successor,
+        place=Place(
+            max((r.seq for r in counted), default=since.metric),
+            max((r.seq for r in told), default=since.event),
+        ),
+    )

@@ -1,0 +1,239 @@
+"""A run as people see it: its curves, what happened, and how its rollouts ended.
+
+Invariant: a view is what the store held when it was made; looking again makes another one.
+"""
+
+import time
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from art_core.views.curves import Curve, braille, short_number
+from art_core.views.svg import Mark, chart, text
+from art_core.views.text import safe, short_id, shorten
+
+if TYPE_CHECKING:
+    from art_core.store import Store
+    from art_core.store.records import Event, Metric, Run
+
+FIRST = (
+    "reward_mean",
+    "reward_std",
+    "success_rate",
+    "trajectories_failed",
+    "groups_without_spread",
+    "kl_old_new",
+    "kl_base",
+    "entropy",
+    "clip_fraction",
+    "ratio_max",
+    "grad_norm",
+    "loss",
+    "learning_rate",
+    "entries",
+    "seconds",
+)
+"""Metrics that say whether a run learns, and if not, why: those that are looked at first, in this order."""
+
+ENVIRONMENT = "environment"
+"""Kind of the event that says where a run ran: a fact about all of it, not a moment in it."""
+
+_LAST_EVENTS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """One run, as it was when somebody looked.
+
+    Attributes:
+        run: its record.
+        curves: by metric name; those of `FIRST` come first, then the others by name.
+        events: oldest first.
+        outcomes: trajectories by status.
+        step_times: when each training step was recorded (Unix seconds), and its number; ascending.
+    """
+
+    run: "Run"
+    curves: Mapping[str, Curve]
+    events: "Sequence[Event]"
+    outcomes: Mapping[str, int]
+    step_times: Sequence[tuple[float, int]] = ()
+
+    @property
+    def steps(self) -> int:
+        """Number of the last training step; 0 before the first."""
+        return max((curve.steps[-1] for curve in self.curves.values()), default=0)
+
+    def first_curves(self) -> list[Curve]:
+        """Those of `FIRST` that there are; any others when there are none."""
+        found = [self.curves[name] for name in FIRST if name in self.curves]
+        return found or list(self.curves.values())[:12]
+
+    def marks(self) -> list[Mark]:
+        """What happened, at the training step that was under way."""
+        times = [at for at, _ in self.step_times]
+        found: list[Mark] = []
+        for event in self.events:
+            place = bisect_left(times, event.created_at)
+            if event.kind != ENVIRONMENT and place < len(times):
+                found.append(Mark(self.step_times[place][1], f"{event.kind}: {event.message}"))
+        return found
+
+    def __rich__(self) -> RenderableType:
+        return run_rich(self)
+
+    def _repr_html_(self) -> str:
+        return run_html(self)
+
+
+def view_run(store: "Store", run_id: str | None = None) -> RunView:
+    """Look at a run.
+
+    Args:
+        store: where it is.
+        run_id: its id, or a part of it that no other has; None: the newest.
+
+    Raises:
+        UnknownRunError: there is none, or there are several.
+    """
+    from art_core.store.finding import count_outcomes, find_run
+
+    run = find_run(store, run_id)
+    metrics = store.metrics(run.id)
+    return RunView(
+        run=run,
+        curves=curves_of(metrics),
+        step_times=sorted((at, step) for step, at in {m.step: m.created_at for m in metrics}.items()),
+        events=tuple(store.events(run.id)),
+        outcomes=count_outcomes(store, run.id),
+    )
+
+
+def curves_of(metrics: "Sequence[Metric]") -> dict[str, Curve]:
+    """Metrics by name, the telling ones first."""
+    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for metric in metrics:
+        found[metric.name].append((metric.step, metric.value))
+    order = {name: place for place, name in enumerate(FIRST)}
+    curves: dict[str, Curve] = {}
+    for name in sorted(found, key=lambda name: (order.get(name, len(FIRST)), name)):
+        points = sorted(found[name])
+        curves[name] = Curve(name, tuple(s for s, _ in points), tuple(v for _, v in points))
+    return curves
+
+
+# -- in words ------------------------------------------------------------------------------------------
+
+
+def ago(then: float, now: float | None = None) -> str:
+    """How long ago something was, roughly."""
+    seconds = max(0.0, (time.time() if now is None else now) - then)
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def clock(at: float) -> str:
+    """A time of day, here."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def outcome_words(outcomes: Mapping[str, int]) -> str:
+    """How many trajectories there are, by what became of them."""
+    total = sum(outcomes.values())
+    parts = [f"{count:,} {safe(status)}" for status, count in sorted(outcomes.items())]
+    return f"{total:,} trajectories" + (f" ({', '.join(parts)})" if len(parts) > 1 else "")
+
+
+# -- in a terminal -----------------------------------------------------------------------------------
+
+
+def run_rich(view: RunView, *, width: int = 36, height: int = 4) -> Group:
+    """A run in a terminal: a line about it, its first curves in braille, its last events."""
+    parts: list[RenderableType] = [run_headline(view)]
+    if view.curves:
+        parts.append(Columns([curve_panel(c, width, height) for c in view.first_curves()], padding=(1, 2)))
+    if view.events:
+        parts += [Text(), Text("last events", style="bold")]
+        parts += [event_line(event) for event in view.events[-_LAST_EVENTS:]]
+    return Group(*parts)
+
+
+def run_headline(view: RunView) -> Text:
+    """Id, model, state, steps, trajectories."""
+    run = view.run
+    line = Text()
+    line.append(safe(run.model), style="bold")
+    line.append(f"  run {safe(short_id(run.id))}  ")
+    line.append(run.state, style={"failed": "red", "finished": "green"}.get(run.state, "yellow"))
+    line.append(f"  began {ago(run.started_at)}  step {view.steps}  {outcome_words(view.outcomes)}")
+    return line
+
+
+def curve_panel(curve: Curve, width: int, height: int) -> Text:
+    """One curve in braille under its name and last value."""
+    last = short_number(curve.last)
+    name = shorten(safe(curve.name).replace("\n", " "), width - len(last) - 12)
+    panel = Text(no_wrap=True)
+    panel.append(f"{name:<{width - len(last)}}", style="bold").append(last, style="cyan")
+    values = [v for _, v in curve.finite]
+    for line in braille(curve.thinned(width * 2), width, height):
+        panel.append("\n").append(line, style="blue")
+    if values:
+        span = f"{short_number(min(values))} to {short_number(max(values))}"
+        panel.append(
+            f"\n{span}, steps {curve.steps[0]} to {curve.steps[-1]}"[: width + 1].ljust(width + 1),
+            style="dim",
+        )
+    return panel
+
+
+def event_line(event: "Event", limit: int = 300) -> Text:
+    """When, what kind, and what was said."""
+    line = Text(overflow="fold")
+    line.append(clock(event.created_at), style="dim").append(f"  {safe(event.kind)}  ", style="bold")
+    return line.append(safe(" ".join(shorten(event.message, limit).split())))
+
+
+# -- in a notebook -----------------------------------------------------------------------------------
+
+
+def run_html(view: RunView) -> str:
+    """A run in a notebook: a line, its first curves, the others and the events to unfold."""
+    run = view.run
+    head = (
+        f"<div><b>{text(run.model)}</b> run {text(short_id(run.id))}: {text(run.state)}, step {view.steps}, "
+        f"{text(outcome_words(view.outcomes))}</div>"
+    )
+    marks = view.marks()
+    first = view.first_curves()
+    shown = {curve.name for curve in first}
+    rest = [curve for name, curve in view.curves.items() if name not in shown]
+    parts = [head, _charts(first, marks)]
+    if rest:
+        parts.append(f"<details><summary>{len(rest)} more metrics</summary>{_charts(rest, marks)}</details>")
+    if view.events:
+        kinds = Counter(event.kind for event in view.events)
+        told = ", ".join(f"{count} {text(kind)}" for kind, count in kinds.most_common(6))
+        rows = "".join(
+            f"<tr><td>{clock(e.created_at)}</td><td>{text(e.kind)}</td>"
+            f'<td style="text-align:left">{text(shorten(e.message, 500))}</td></tr>'
+            for e in view.events[-200:]
+        )
+        parts.append(f"<details><summary>events: {told}</summary><table>{rows}</table></details>")
+    return "".join(parts)
+
+
+def _charts(curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
+    return (
+        '<div style="display:flex;flex-wrap:wrap;gap:8px">'
+        + "".join(chart(curve, marks=marks) for curve in curves)
+        + "</div>"
+    )
