@@ -15,14 +15,16 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, true
 
-from art_core.errors import ConfigError, StoreError
+from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
+from art_core.store.codec import StepReader
+from art_core.store.contents import read_contents
 from art_core.store.packing import to_json
 from art_core.store.reading import read_runs
 from art_core.store.records import Run
 from art_core.store.rows import Choices, GroupRow, Order, Page, RunSummary, TrajectoryFilter, TrajectoryRow
 from art_core.store.schema import groups, metrics, scenarios, steps, trajectories
 from art_core.store.store import Store
-from art_core.types import RolloutStatus
+from art_core.types import RolloutStatus, Step
 
 __all__ = [
     "MOST",
@@ -37,7 +39,9 @@ __all__ = [
     "count_trajectories",
     "list_groups",
     "list_trajectories",
+    "read_step",
     "run_summaries",
+    "trajectory_row",
 ]
 
 REWARD_MEAN = "reward_mean"
@@ -91,6 +95,38 @@ def list_trajectories(
         tuple(_trajectory_row(row, called[row.id]) for row in rows),
         _next([[row.reward, row.seq] if by_reward else [row.seq] for row in rows], len(found) > limit),
     )
+
+
+def trajectory_row(store: Store, trajectory_id: str) -> TrajectoryRow:
+    """What a list says of one trajectory.
+
+    Raises:
+        UnknownTrajectoryError: there is none with this id.
+    """
+    query = (
+        select(trajectories, scenarios.c.scenario_id)
+        .join(scenarios, trajectories.c.scenario == scenarios.c.digest)
+        .where(trajectories.c.id == trajectory_id)
+    )
+    with store.read() as connection:
+        row = connection.execute(query).first()
+        if row is None:
+            raise UnknownTrajectoryError(f"{store.location} has no trajectory {trajectory_id}")
+        return _trajectory_row(row, _calls(connection, [row.id])[row.id])
+
+
+def read_step(store: Store, trajectory_id: str, step_id: str) -> Step:
+    """One step of a trajectory, without the others.
+
+    Raises:
+        UnknownTrajectoryError: the trajectory has no such step.
+    """
+    query = select(steps).where(steps.c.id == step_id, steps.c.rollout_id == trajectory_id)
+    with store.read() as connection:
+        row = connection.execute(query).first()
+        if row is None:
+            raise UnknownTrajectoryError(f"trajectory {trajectory_id} has no step {step_id}")
+        return StepReader(read_contents(connection, StepReader.digests(row))).step(row)
 
 
 def count_trajectories(store: Store, which: TrajectoryFilter) -> int:

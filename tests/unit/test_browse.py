@@ -10,7 +10,7 @@ from helpers.trajectories import a_step, a_trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_core.errors import ConfigError, StoreError
+from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
 from art_core.store import Store
 from art_core.store.browse import (
     Page,
@@ -20,7 +20,9 @@ from art_core.store.browse import (
     count_trajectories,
     list_groups,
     list_trajectories,
+    read_step,
     run_summaries,
+    trajectory_row,
 )
 from art_core.types import (
     Failure,
@@ -218,3 +220,16 @@ def test_runs_are_summed_up_newest_first_with_a_sparkline_that_stays_short(store
     assert 50 <= len(long.sparkline) <= 62
     assert long.sparkline[-1] == 1.0
     assert list(long.sparkline) == sorted(long.sparkline)
+
+
+def test_one_row_and_one_step_are_read_by_themselves(store: Store) -> None:
+    run = store.begin_run("agent")
+    made = member("a", 0.2, number=4)
+    save(store, made, run=run)
+    row = trajectory_row(store, "a")
+    assert (row.run_id, row.policy_number, row.steps) == (run, 4, 1)
+    assert read_step(store, "a", made.steps[0].id) == made.steps[0]
+    with pytest.raises(UnknownTrajectoryError, match="no trajectory nobody"):
+        trajectory_row(store, "nobody")
+    with pytest.raises(UnknownTrajectoryError, match="trajectory b has no step"):
+        read_step(store, "b", made.steps[0].id)
