@@ -33,6 +33,10 @@ class RolloutFailedError(ArtError, RuntimeError):
     """A rollout failed, and the failure policy says that nothing goes on after that."""
 
 
+class AgentInterruptedError(ArtError, RuntimeError):
+    """An agent waits for a person, and nobody is there to answer."""
+
+
 class RolloutTooLongError(ArtError, RuntimeError):
     """A rollout made more policy calls than its model's ``rollout_length`` allows."""
 

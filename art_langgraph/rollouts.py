@@ -86,7 +86,7 @@ async def agather(
             worker processes.
         RolloutFailedError: a rollout failed and ``on_failure`` is ``fail_fast``.
     """
-    _check_thread(config)
+    check_thread(config)
     if sink is None and model is not None:
         sink = model.sink
     if isinstance(reward, str):
@@ -171,7 +171,12 @@ def build_agent(path: str, address: Address | None, config: RunnableConfig | Non
     return as_agent(load_graph(path, None if address is None else address.endpoint()), config, spans=spans)
 
 
-def _check_thread(config: RunnableConfig | None) -> None:
+def check_thread(config: RunnableConfig | None) -> None:
+    """Refuse a config by which rollouts would share a thread.
+
+    Raises:
+        ConfigError: it names one.
+    """
     configurable = (config or {}).get("configurable", {})
     if "thread_id" in configurable and "checkpoint_id" not in configurable:
         raise ConfigError(
