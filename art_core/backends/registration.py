@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -29,7 +30,10 @@ from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
+from art_core.observe.gathered import gathered_metrics
 from art_core.observe.machine import environment, in_words
+from art_core.observe.phases import Training
+from art_core.observe.run_log import RunLog
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
@@ -87,7 +91,9 @@ class LocalRegistration:
                 "checkpoints": str(directory.parent.resolve()),  # where knobs.json is, too
                 "process": {"host": socket.gethostname(), "pid": os.getpid()},
             },
+            continues=_run_to_go_on_from(store, config.name, directory),
         )
+        self._log = RunLog(store, self._run)
         where = environment()
         store.add_event(self._run, "environment", in_words(where), where)
         self._sink = store.sink(self._run)
@@ -198,6 +204,7 @@ class LocalRegistration:
             if (update := checkpoint.state.get("update")) is not None:  # older checkpoints say nothing
                 report = report_from_json(update["report"])
                 self.last_update = LastUpdate(version, tuple(update["groups"]), report)
+                self._complete(self.last_update, update["model"], adapter)
             logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
         try:
@@ -206,6 +213,13 @@ class LocalRegistration:
             await self.engine.close()
             raise
         self._monitor = ServingMonitor(metric_sources(self.engine)).start()
+
+    def _complete(self, update: LastUpdate, model: str, adapter: Path) -> None:
+        """Put an update on record whose process ended before it could."""
+        if model != self.name or update.version in {v.policy for v in self.store.versions(model)}:
+            return  # a fork begins with what was another model's update
+        self._log.complete(update.report, update.version.number)
+        self.store.add_version(update.version, adapter, run_id=self._run)
 
     async def aclose(self) -> None:
         """Stop serving and close the record."""
@@ -238,35 +252,48 @@ class LocalRegistration:
                 [self._trainer.train(batch, train=train, imitate=imitate) for batch in served.batches]
             )
             self._feed.keep(kept, version, config)
-            metrics = {**report.metrics, **served.metrics}
+            gathered = gathered_metrics(
+                [g for batch in kept for g in batch], success_reward=config.success_reward
+            )
+            metrics = {**report.metrics, **served.metrics, **gathered}
             if (score := metrics.get(self._metric)) is not None:
                 self._scores[version] = score
             return replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
 
-        return await self._learn(learn, tuple(g.id for batch in kept for g in batch))
+        return await self._learn(learn, [g for batch in kept for g in batch])
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish what came out."""
         return await self._learn(lambda: self._trainer.sft(conversations, **options))
 
-    async def _learn(self, train: "Callable[[], TrainReport]", groups: tuple[str, ...] = ()) -> "TrainReport":
+    async def _learn(
+        self, train: "Callable[[], TrainReport]", groups: Sequence[TrajectoryGroup] = ()
+    ) -> "TrainReport":
         async with self._training:
+            began = time.time()
             self._note(self._board.read())
             served = await asyncio.to_thread(self._monitor.window)
             if not self._apart:  # otherwise rollouts may go on: see `art_core.learning`
                 await self.engine.pause()
+            trained_from = time.time()
             try:
                 report = await asyncio.to_thread(self._as_turned, train)
+                trained_to = time.time()
                 for event in report.events:
                     self.store.add_event(self._run, event.kind, event.message, asdict(event))
-                if report.updated:
-                    await self._publish(groups, report)
+                ids = tuple(g.id for g in groups)
+                adapter = await self._publish(ids, report) if report.updated else None
             finally:
                 if not self._apart:
                     await self.engine.resume()
                 self._monitor.begin()
             await self._serving.tidy()
-            self.store.log_metrics(self._run, self.current_version().number, {**report.metrics, **served})
+            training = Training(began, trained_from, trained_to, time.time())
+            version = self.current_version()
+            await asyncio.to_thread(self._log.record, report, groups, training, version.number, served)
+            if adapter is not None:
+                # Last, so that a version on record has its metrics there: see `_complete`.
+                self.store.add_version(version, adapter, run_id=self._run)
             return report
 
     def _as_turned(self, train: "Callable[[], TrainReport]") -> "TrainReport":
@@ -274,7 +301,8 @@ class LocalRegistration:
             self._trainer.set_config(self._board.config)
         return train()
 
-    async def _publish(self, groups: tuple[str, ...], report: "TrainReport") -> None:
+    async def _publish(self, groups: tuple[str, ...], report: "TrainReport") -> Path:
+        """Make the trained weights the current version; returns where its adapter lies."""
         from art_core.training import checkpoints
         from art_core.training.report import report_to_json
 
@@ -283,14 +311,14 @@ class LocalRegistration:
             "replay": self._feed.state(),
             "scores": {str(n): s for n, s in self._scores.items()},
             # Written with the weights, so that nobody who was killed has to guess what they hold.
-            "update": {"groups": groups, "report": report_to_json(report)},
+            "update": {"model": self.name, "groups": groups, "report": report_to_json(report)},
         }
         checkpoint = await asyncio.to_thread(
             checkpoints.save, self._directory, self._trainer, version=version.number, state=state
         )
         await self._serving.publish(version, checkpoint.adapter_dir)
         self.last_update = LastUpdate(version, groups, report)
-        self.store.add_version(version, checkpoint.adapter_dir, run_id=self._run)
+        return checkpoint.adapter_dir
 
     def _remember(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint kept for us."""
@@ -330,6 +358,17 @@ class LocalRegistration:
             raise CheckpointError(f"{directory} exists and is no adapter directory; choose another path")
         async with self._training:
             await asyncio.to_thread(self._trainer.policy.save_adapter, directory)
+
+
+def _run_to_go_on_from(store: Store, model: str, directory: Path) -> str | None:
+    """The run that made the version from which a model goes on; None when it begins anew."""
+    from art_core.training import checkpoints
+
+    if checkpoints.latest(directory) is None:
+        return None
+    # Of a process that died while it published, the newest version may be missing here.
+    made = [version.run_id for version in store.versions(model) if version.run_id is not None]
+    return made[-1] if made else None
 
 
 def _is_adapter(directory: Path) -> bool:

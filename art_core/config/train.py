@@ -198,6 +198,11 @@ class TrainConfig(Settings):
         "None: any number",
     )
     replay: ReplayConfig | None = Field(default=None, description="train earlier groups again; None: never")
+    success_reward: float | None = Field(
+        default=None,
+        description="least reward of a rollout that succeeded, for the metric success_rate; rollouts that "
+        "say themselves whether they succeeded need none",
+    )
     guardrails: GuardrailConfig = Field(
         default_factory=GuardrailConfig,
         description="when updates are refused and training is slowed or ended",

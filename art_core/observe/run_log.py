@@ -1,0 +1,98 @@
+"""What a run writes down after each training step.
+
+Invariant: steps are numbered on from the run that this one continues, so that curves of a run that was
+restarted are one curve; the store has a step's numbers before anybody else is told of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from art_core.observe.phases import Phases, Training
+from art_core.store import Store
+from art_core.types import TrajectoryGroup
+
+if TYPE_CHECKING:
+    from art_core.training.report import TrainReport
+
+
+class RunLog:
+    """Keeps the numbers of one run.
+
+    A training step has the number of the policy version that it makes, unless earlier steps made none (all
+    their groups were without spread, or a guardrail refused the update): then it is that many further on,
+    and the metric ``policy_version`` says which version was served after it.
+
+    Args:
+        store: where they are kept.
+        run_id: of the run.
+    """
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store = store
+        self._run = run_id
+        self._phases = Phases()
+
+    def begin(self) -> None:
+        """From now on it takes time."""
+        self._phases = Phases()
+
+    def complete(self, report: "TrainReport", version: int) -> None:
+        """Keep the numbers of an update whose process ended before it could, unless they are kept.
+
+        Args:
+            report: of the trainer.
+            version: number of the policy version that it made.
+        """
+        for run in lineage(self._store, self._run):
+            if any(metric.value == version for metric in self._store.metrics(run, "policy_version")):
+                return
+        self._keep({**report.metrics, "policy_version": float(version)}, version)
+
+    def record(
+        self,
+        report: "TrainReport",
+        groups: Sequence[TrajectoryGroup],
+        training: Training,
+        version: int,
+        more: Mapping[str, float],
+    ) -> None:
+        """Keep what a training step did.
+
+        Args:
+            report: of the trainer.
+            groups: what was gathered for it.
+            training: when it did what.
+            version: number of the policy version that is served now.
+            more: what others measured meanwhile.
+        """
+        metrics = {
+            **report.metrics,
+            "policy_version": float(version),
+            **self._phases.metrics(groups, training, trained_tokens=report.metrics.get("entries")),
+            **more,
+        }
+        step = self._keep(metrics, version)
+        self._store.log_trained(self._run, step, report.trained)
+
+    def _keep(self, metrics: Mapping[str, float], version: int) -> int:
+        """Write a step's numbers under its own number, which is returned."""
+        last = max(last_step(self._store, run) for run in lineage(self._store, self._run))
+        step = max(last + 1, version)
+        self._store.log_metrics(self._run, step, metrics)
+        return step
+
+
+def lineage(store: Store, run_id: str) -> list[str]:
+    """A run and those that it continues, oldest first."""
+    continues = {run.id: run.continues for run in store.runs()}
+    found: list[str] = []
+    at: str | None = run_id
+    while at is not None and at not in found:
+        found.append(at)
+        at = continues.get(at)
+    return found[::-1]
+
+
+def last_step(store: Store, run_id: str) -> int:
+    """Number of a run's last training step that has metrics; 0 without any."""
+    return max((metric.step for metric in store.metrics(run_id, "updates")), default=0)
