@@ -191,11 +191,12 @@ def _as_lines(looks: "Iterator[_Look]") -> "RunView | None":
         view = look.view
         if look.first:
             terminal.print(run_headline(view), soft_wrap=True)
+        lines = [(event.created_at, event_line(event)) for event in look.events]
         for step, values, at in _by_step(look.metrics):
             told = [f"{name} {short_number(values[name])}" for name in FIRST if name in values]
-            terminal.print(Text(f"{clock(at)}  step {step}  {'  '.join(told)}"), soft_wrap=True)
-        for event in look.events:
-            terminal.print(event_line(event), soft_wrap=True)
+            lines.append((at, Text(f"{clock(at)}  step {step}  {'  '.join(told)}")))
+        for _, line in sorted(lines, key=lambda dated: dated[0]):
+            terminal.print(line, soft_wrap=True)
         if look.ended and not look.first:
             terminal.print(run_headline(view), soft_wrap=True)
     return view

@@ -69,10 +69,11 @@ class Range:
         if not found:
             return cls(0.0, 1.0)
         low, high = min(found), max(found)
-        # A difference that floats can hardly tell apart, or one that they cannot hold, is no scale.
-        if not math.isfinite(high - low) or high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
-            room = max(abs(low) * 0.1, 1e-3)
-            return cls(low - room, high + room) if math.isfinite(high - low) else cls(low / 2, high / 2)
+        if not math.isfinite(high - low):  # more than a float can hold
+            return cls(low / 2, high / 2)
+        if high - low <= 1e-9 * max(abs(low), abs(high)):  # what floats can hardly tell apart is no scale
+            room = abs(low) * 0.1 or 1.0
+            return cls(low - room, high + room)
         return cls(low, high)
 
     def place(self, value: float) -> float:

@@ -14,6 +14,9 @@ from art_core.views.curves import Curve
 PREFIX = "time/"
 """Metrics of this prefix are seconds of one phase of a training step."""
 
+WHOLE = f"{PREFIX}step"
+"""All phases together."""
+
 _COLOURS = ("blue", "green", "magenta", "yellow", "cyan", "red", "white")
 _HEX = ("#2f6fb3", "#3b8254", "#8a4fa3", "#9a6a00", "#1d7f8c", "#b3562f", "#666666")
 
@@ -29,7 +32,9 @@ class Phase:
 def phases(curves: Mapping[str, Curve]) -> Sequence[Phase]:
     """The phases of the newest step for which any was measured, in the order of their names."""
     measured = {
-        name.removeprefix(PREFIX): c for name, c in curves.items() if name.startswith(PREFIX) and c.steps
+        name.removeprefix(PREFIX): curve
+        for name, curve in curves.items()
+        if name.startswith(PREFIX) and name != WHOLE and curve.steps
     }
     newest = max((curve.steps[-1] for curve in measured.values()), default=0)
     return [

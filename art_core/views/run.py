@@ -14,6 +14,7 @@ from rich.columns import Columns
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from art_core.observe.metrics import spec_of
 from art_core.views.curves import Curve, braille, short_number
 from art_core.views.svg import Mark, chart, text
 from art_core.views.text import safe, short_id, shorten
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 FIRST = (
     "reward_mean",
-    "reward_std",
+    "reward_group_std",
     "success_rate",
     "trajectories_failed",
     "groups_without_spread",
@@ -32,12 +33,11 @@ FIRST = (
     "kl_base",
     "entropy",
     "clip_fraction",
-    "ratio_max",
+    "effective_sample_size",
     "grad_norm",
-    "loss",
     "learning_rate",
     "entries",
-    "seconds",
+    "tokens_per_second/rollout",
 )
 """Metrics that say whether a run learns, and if not, why: those that are looked at first, in this order."""
 
@@ -126,6 +126,12 @@ def curves_of(metrics: "Sequence[Metric]") -> dict[str, Curve]:
         points = sorted(found[name])
         curves[name] = Curve(name, tuple(s for s, _ in points), tuple(v for _, v in points))
     return curves
+
+
+def hint_of(name: str) -> str:
+    """What a metric measures and what is healthy; empty for a user's own."""
+    spec = spec_of(name)
+    return "" if spec is None else f"{spec.what} Healthy: {spec.healthy}" if spec.healthy else spec.what
 
 
 # -- in words ------------------------------------------------------------------------------------------

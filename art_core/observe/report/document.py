@@ -19,7 +19,7 @@ from art_core.store import Store
 from art_core.views.curves import Curve, short_number
 from art_core.views.html import trajectory_html
 from art_core.views.phases import phase_legend, phase_svg
-from art_core.views.run import ENVIRONMENT, RunView, outcome_words, view_run
+from art_core.views.run import ENVIRONMENT, RunView, hint_of, outcome_words, view_run
 from art_core.views.svg import chart, text
 from art_core.views.text import short_id, shorten
 
@@ -124,7 +124,11 @@ def _curves(view: RunView) -> str:
     rest = [curve for name, curve in view.curves.items() if name not in shown]
 
     def charts(curves: Sequence[Curve]) -> str:
-        return '<div class="charts">' + "".join(chart(c, marks=marks) for c in curves) + "</div>"
+        return (
+            '<div class="charts">'
+            + "".join(chart(c, marks=marks, hint=hint_of(c.name)) for c in curves)
+            + "</div>"
+        )
 
     parts = [charts(first)]
     if bar := phase_svg(view.curves):
