@@ -195,11 +195,40 @@ def _metrics(n: int, run_id: str, begun: float, train_steps: int, chance: random
             "clip_fraction": 0.03 + abs(chance.gauss(0, 0.01)),
             "ratio_mean": 1 + chance.gauss(0, 0.004),
             "ratio_max": 1.3 + abs(chance.gauss(0, 0.2)),
+            "behaviour_ratio_p50": 1 + chance.gauss(0, 0.002),
+            "behaviour_ratio_p99": 1.15 + abs(chance.gauss(0, 0.05)),
+            "effective_sample_size": 0.97 - abs(chance.gauss(0, 0.01)),
+            "success_rate": min(1.0, max(0.0, reward - 0.1 + chance.gauss(0, 0.03))),
+            "reward_group_std": 0.2 - 0.08 * share + chance.gauss(0, 0.01),
+            "reward/component/correct": reward - 0.1,
+            "reward/component/brevity": 0.5 + chance.gauss(0, 0.02),
+            "failures/timeout": float(chance.choice((0, 0, 1))),
+            "calls": 190 + chance.gauss(0, 5),
+            "steps_truncated": float(chance.randint(0, 3)),
             "loss": chance.gauss(0, 0.02),
             "grad_norm": 0.4 + abs(chance.gauss(0, 0.08)),
             "learning_rate": 1e-5,
+            "updates": 1.0,
+            "updates_skipped": float(step == train_steps * 9 // 20),
+            "staleness_mean": 0.9 + chance.gauss(0, 0.05),
+            "staleness_max": 1.0,
+            "policy_version": float(step),
             "seconds": 22 + chance.gauss(0, 1),
+            "time/rollout": 28 + chance.gauss(0, 2),
+            "time/judge": 5 + abs(chance.gauss(0, 1)),
+            "time/train": 22 + chance.gauss(0, 1),
+            "time/publish": 2.5 + abs(chance.gauss(0, 0.3)),
+            "time/wait": 1 + abs(chance.gauss(0, 0.3)),
+            "time/step": 60 + chance.gauss(0, 2),
+            "tokens_per_second/rollout": 420 + chance.gauss(0, 15),
+            "tokens_per_second/train": 190 + chance.gauss(0, 6),
+            "judge_calls": 16.0,
+            "judge_cost": 0.02 + abs(chance.gauss(0, 0.002)),
         }
+        for node in NODES:
+            values[f"node/{node}/calls"] = 1 + abs(chance.gauss(0, 0.05))
+            values[f"node/{node}/tokens"] = 20 + chance.gauss(0, 2)
+            values[f"node/{node}/latency"] = 0.8 + abs(chance.gauss(0, 0.1))
         at = begun + step * 60.0
         for name, value in values.items():
             yield {"run_id": run_id, "step": step, "name": name, "value": value, "created_at": at}

@@ -23,7 +23,17 @@ from art_core.errors import ArtError, StoreError, UnknownRunError, UnknownTrajec
 from art_core.observe.dashboard.page import HERE, Site, make_templates, render
 from art_core.store import Store
 
-PAGES = ("pages_runs", "live", "knob_control", "pages_audit", "pages_trajectories", "pages_tree")
+PAGES = (
+    "pages_runs",
+    "live",
+    "knob_control",
+    "pages_audit",
+    "pages_tree",  # before groups, whose addresses take any rest
+    "pages_groups",
+    "pages_trajectories",
+    "pages_scenarios",
+    "feedback_forms",
+)
 """Modules of this package that have pages, each a ``router``."""
 
 POLICY = "; ".join(

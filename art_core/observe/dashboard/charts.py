@@ -6,8 +6,13 @@ Invariant: every metric that a run has is in exactly one chart; those that tell 
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from art_core.observe.dashboard.series import Series
+from art_core.observe.metrics import METRICS, MetricSpec, spec_of
+
+PHASES = ("rollout", "judge", "train", "publish", "wait")
+"""Of a training step; their times add up to ``time/step``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +43,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A chart if a run has some of these metrics; a name that ends in ``*`` stands for all that begin so."""
+    """A chart, if a run has some of these metrics; names are patterns, as of files."""
 
     title: str
     names: tuple[str, ...]
@@ -50,36 +55,55 @@ class _Rule:
 _FIRST = (
     _Rule("Reward", ("reward_mean",), spread="reward_std", wide=True),
     _Rule("Success rate", ("success_rate",)),
+    _Rule("Reward by component", ("reward/component/*",)),
     _Rule("Failed rollouts", ("trajectories_failed", "failures/*")),
     _Rule("Groups without spread", ("groups_without_spread",)),
+    _Rule("Spread within groups", ("reward_group_std",)),
     _Rule("KL divergence (nats)", ("kl_old_new", "kl_base")),
     _Rule("Entropy (nats)", ("entropy",)),
-    _Rule("Importance ratio", ("ratio_mean", "ratio_max", "ratio_p50", "ratio_p99")),
-    _Rule("Clip fraction", ("clip_fraction",)),
+    _Rule("Importance ratio", ("behaviour_ratio_p50", "behaviour_ratio_p99")),
+    _Rule("Effective sample size", ("effective_sample_size",)),
+    _Rule("Clipped tokens", ("clip_fraction",)),
     _Rule("Gradient norm", ("grad_norm",)),
     _Rule("Learning rate", ("learning_rate",)),
-    _Rule("Tokens per second", ("tokens_per_second", "tokens_per_second/*")),
-    _Rule("Reward by component", ("reward/component/*",)),
-    _Rule("Where the time goes (s)", ("time/*",), wide=True, kind="bars"),
+    _Rule("Staleness (versions)", ("staleness_mean", "staleness_max")),
+    _Rule("Calls by node (per rollout)", ("node/*/calls",)),
+    _Rule("Reward by node", ("node/*/reward",)),
+    _Rule("Tokens per second", ("tokens_per_second/*",)),
+    _Rule("Judge (cost)", ("judge_cost",)),
+    _Rule("Where the time goes (s)", tuple(f"time/{p}" for p in PHASES), wide=True, kind="bars"),
 )
 
 
 def charts_of(names: Collection[str]) -> list[Chart]:
-    """The charts of a run that has these metrics, the ones to look at first in front."""
+    """The charts of a run that has these metrics: the ones to look at first, then all others by group."""
     left = dict.fromkeys(sorted(names))
     made: list[Chart] = []
     for rule in _FIRST:
-        found = [n for pattern in rule.names for n in left if _fits(n, pattern)]
+        found = [n for pattern in rule.names for n in left if fnmatchcase(n, pattern)]
         if found:
             spread = rule.spread if rule.spread in left else None
             made.append(Chart(rule.title, tuple(dict.fromkeys(found)), spread, True, rule.wide, rule.kind))
             for name in made[-1].needed:
                 left.pop(name, None)
-    return [*made, *(Chart(name, (name,), key=False) for name in left)]
+    return [*made, *(Chart(name, (name,), key=False) for name in sorted(left, key=_place))]
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
+def hints_of(chart: Chart) -> list[MetricSpec]:
+    """What the catalogue says about a chart's metrics, each entry once."""
+    return list(dict.fromkeys(spec for name in chart.needed if (spec := spec_of(name)) is not None))
+
+
+def group_of(name: str) -> str:
+    """The catalogue's heading for a metric."""
+    spec = spec_of(name)
+    return "Not in the catalogue" if spec is None else spec.group
+
+
+def _place(name: str) -> tuple[int, str]:
+    """Where a metric stands in the catalogue; those that it lacks come last."""
+    spec = spec_of(name)
+    return len(METRICS) if spec is None else list(METRICS).index(spec.name), name
 
 
 def polyline(values: Sequence[float | None], width: float, height: float) -> str:

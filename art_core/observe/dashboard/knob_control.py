@@ -116,12 +116,16 @@ def knob_views(run: Run, events: Sequence[Event]) -> dict[str, Any]:
             {
                 "name": name,
                 "what": field.description,
-                "configured": configured.get(name),
-                "turned": getattr(now, name),
+                "configured": _written(configured.get(name)),
+                "turned": _written(getattr(now, name)),
             }
             for name, field in Knobs.model_fields.items()
         ],
     }
+
+
+def _written(value: float | None) -> str | None:
+    return None if value is None else f"{value:.12g}"
 
 
 def _last_turned(events: Sequence[Event]) -> Knobs:

@@ -6,6 +6,7 @@ follows what is added.
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -13,7 +14,7 @@ from fastapi.responses import HTMLResponse
 from sqlalchemy import func, select
 
 from art_core.errors import ConfigError
-from art_core.observe.dashboard.charts import Chart, charts_of, polyline, still
+from art_core.observe.dashboard.charts import Chart, charts_of, group_of, hints_of, polyline, still
 from art_core.observe.dashboard.happenings import event_views
 from art_core.observe.dashboard.knob_control import knob_views
 from art_core.observe.dashboard.live import run_view
@@ -25,6 +26,7 @@ from art_core.observe.dashboard.series import (
     read_run,
     read_series,
 )
+from art_core.observe.dashboard.signs import READ, signs_of
 from art_core.observe.dashboard.standing import Standing, standing
 from art_core.store.browse import RunSummary, run_summaries
 from art_core.store.schema import metrics, trajectories
@@ -72,7 +74,9 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         names = metric_names(connection, run_id)
         charts = charts_of(names)
         first = [name for chart in charts if chart.key for name in chart.needed]
-        found = read_series(connection, run_id, first)
+        found = read_series(
+            connection, run_id, list(dict.fromkeys([*first, *READ, *(name for _, name in _TILES)]))
+        )
         position = position_of(connection, run_id)
         now = standing(connection, run)
         steps = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
@@ -87,10 +91,11 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         steps=steps,
         tiles=_tiles(found),
         key_charts=[_chart(chart, found) for chart in charts if chart.key],
-        more_charts=[_chart(chart, found) for chart in charts if not chart.key],
+        more_charts=_by_group([chart for chart in charts if not chart.key]),
+        more_count=sum(not chart.key for chart in charts),
         events=event_views(events),
         event_count=len(events),
-        signs=[],
+        signs=signs_of(found, events, now),
         knobs=knob_views(run, events),
         config=_flat(run.config),
         position=str(position),
@@ -105,19 +110,27 @@ def _chart(chart: Chart, found: Mapping[str, Series]) -> dict[str, Any]:
         "names": chart.names,
         "spec": {"names": chart.names, "spread": chart.spread, "kind": chart.kind, "wide": chart.wide},
         "wide": chart.wide,
-        "last": None if first is None or chart.kind == "bars" else first.last,
+        "last": first.last if first is not None and len(chart.names) == 1 else None,
         "still": still(first) if chart.kind == "lines" else "",
-        "hints": [],
+        "hints": hints_of(chart),
     }
+
+
+def _by_group(charts: Sequence[Chart]) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Charts under the catalogue's headings; they come in its order."""
+    return [
+        (group, [_chart(chart, {}) for chart in some])
+        for group, some in groupby(charts, key=lambda chart: group_of(chart.names[0]))
+    ]
 
 
 _TILES = (
     ("Reward", "reward_mean"),
+    ("Success rate", "success_rate"),
     ("Failed rollouts", "trajectories_failed"),
     ("KL from the sampler", "kl_old_new"),
     ("Entropy", "entropy"),
-    ("Gradient norm", "grad_norm"),
-    ("Seconds per step", "seconds"),
+    ("Seconds per step", "time/step"),
 )
 
 
@@ -158,7 +171,7 @@ def compare(request: Request, run: Annotated[list[str] | None, Query()] = None) 
             for n, (one, now, reward) in enumerate(zip(found, stands, rewards, strict=True))
         ],
         key_names=[n for chart in charts if chart.key and chart.kind == "lines" for n in chart.names],
-        more_names=[n for chart in charts if not chart.key for n in chart.names],
+        more_names=[n for chart in charts if not chart.key or chart.kind == "bars" for n in chart.needed],
         differences=differences([one.config for one in found]),
         plotly=plotly_url(),
     )

@@ -98,7 +98,7 @@ const tell = (names) => {
     if (!needed(spec).some((name) => names.has(name))) continue;
     drawer.mark([figure]);
     const first = series.get(spec.names[0]);
-    if (first && spec.kind !== "bars") figure.querySelector(".last").textContent = number(newest(first));
+    if (first && spec.names.length === 1) figure.querySelector(".last").textContent = number(newest(first));
   }
   for (const tile of document.querySelectorAll("[data-tile]")) {
     if (names.has(tile.dataset.tile)) tile.querySelector(".value").textContent = number(newest(series.get(tile.dataset.tile)));

@@ -1,0 +1,223 @@
+"""Signs: whether a run learns, and if not, why, in a few sentences.
+
+Invariant: every sentence names the figures that it rests on; what the record does not tell is not guessed,
+and where nothing stands out nothing is said.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from art_core.observe.dashboard.page import number, shown
+from art_core.observe.dashboard.series import Series
+from art_core.observe.dashboard.standing import Standing
+from art_core.store.records import Event
+
+LATELY = 5
+"""Steps that "lately" is about."""
+
+SURE = 3.0
+"""Standard errors that a change of the mean reward must exceed to be called one."""
+
+_FEWEST = 6  # steps before a trend is spoken of
+
+READ = (
+    "reward_mean",
+    "success_rate",
+    "groups",
+    "groups_without_spread",
+    "trajectories",
+    "trajectories_failed",
+    "kl_old_new",
+    "entropy",
+    "updates",
+    "updates_skipped",
+    "calls",
+    "steps_truncated",
+    "behaviour_ratio_p99",
+)
+"""Metrics that signs are read from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that stands out.
+
+    Attributes:
+        tone: ``good``, ``warn``, ``bad``, or empty.
+        title: it in a few words.
+        message: the figures, and what to do.
+    """
+
+    tone: str
+    title: str
+    message: str
+
+
+def signs_of(series: Mapping[str, Series], events: Sequence[Event], now: Standing) -> list[Sign]:
+    """What stands out in a run, the most important first."""
+    found = [
+        _stopped(events, now),
+        trend(series.get("reward_mean")),
+        _gamed(series.get("reward_mean"), series.get("success_rate")),
+        _without_spread(series),
+        _failing(series),
+        _skipped(series),
+        _far(series),
+        _sure_of_itself(series.get("entropy")),
+        _cut(series),
+    ]
+    return [sign for sign in found if sign is not None]
+
+
+def _values(series: Series | None) -> list[float]:
+    return [] if series is None else [v for v in series.values if v is not None]
+
+
+def _change(values: Sequence[float]) -> tuple[float, float, float]:
+    """Means of the first and the last stretch, and the standard error of their difference.
+
+    The noise is told from neighbours, since the trend itself must not count as noise: the variance of first
+    differences is twice that of independent noise (von Neumann et al. 1941).
+    """
+    length = max(3, len(values) // 5)
+    noise = math.sqrt(fmean((b - a) ** 2 for a, b in pairwise(values)) / 2)
+    return fmean(values[:length]), fmean(values[-length:]), noise * math.sqrt(2 / length)
+
+
+def trend(reward: Series | None) -> Sign | None:
+    """Whether the mean reward rises, falls or stays."""
+    values = _values(reward)
+    if len(values) < _FEWEST:
+        return None
+    before, after, error = _change(values)
+    said = f"from {number(before)} to {number(after)} over {len(values)} steps"
+    length = max(3, len(values) // 5)
+    peaks = [fmean(values[i : i + length]) for i in range(len(values) - length + 1)]
+    if max(peaks) - after > SURE * error > 0 and max(peaks) - after > 0.25 * (max(peaks) - min(peaks)):
+        return Sign(
+            "bad",
+            "The reward has fallen back.",
+            f"It was {number(max(peaks))} at its best and is {number(after)} now. Look at KL, entropy and "
+            "the events from there on, or go on from the checkpoint of that time (fork).",
+        )
+    if after - before > SURE * error:
+        return Sign("good", "It learns.", f"The mean reward rose {said}.")
+    if before - after > SURE * error:
+        return Sign("bad", "The reward falls.", f"Its mean went {said}.")
+    return Sign(
+        "warn",
+        "The reward does not move.",
+        f"Its mean went {said}, which is within its noise (± {number(SURE * error)}). Look at the spread "
+        "within groups, at the worst rollouts, and at the learning rate.",
+    )
+
+
+def _gamed(reward: Series | None, success: Series | None) -> Sign | None:
+    rewards, successes = _values(reward), _values(success)
+    if min(len(rewards), len(successes)) < _FEWEST:
+        return None
+    before, after, error = _change(rewards)
+    good_before, good_after, good_error = _change(successes)
+    if after - before > SURE * error and good_before - good_after > SURE * good_error:
+        return Sign(
+            "bad",
+            "The reward is being gamed.",
+            f"It rose from {number(before)} to {number(after)} while the success rate fell from "
+            f"{number(good_before)} to {number(good_after)}. Audit the reward before going on.",
+        )
+    return None
+
+
+def _lately(series: Mapping[str, Series], part: str, whole: str) -> tuple[float, float] | None:
+    """Sums of two counts over the last steps; None where there are no such counts."""
+    parts, wholes = _values(series.get(part))[-LATELY:], _values(series.get(whole))[-LATELY:]
+    return (sum(parts), sum(wholes)) if parts and sum(wholes) else None
+
+
+def _without_spread(series: Mapping[str, Series]) -> Sign | None:
+    found = _lately(series, "groups_without_spread", "groups")
+    if found is None or found[0] < 0.5 * found[1]:
+        return None
+    return Sign(
+        "warn",
+        "Most groups teach nothing.",
+        f"In the last steps {number(found[0])} of {number(found[1])} groups had equal rewards: the scenarios "
+        "are too easy or too hard, or the reward is too coarse.",
+    )
+
+
+def _failing(series: Mapping[str, Series]) -> Sign | None:
+    found = _lately(series, "trajectories_failed", "trajectories")
+    if found is None or found[0] < 0.1 * found[1]:
+        return None
+    return Sign(
+        "warn",
+        "Many rollouts fail.",
+        f"In the last steps {number(found[0])} of {number(found[1])} ended without a reward; their causes "
+        "are in the list of rollouts.",
+    )
+
+
+def _skipped(series: Mapping[str, Series]) -> Sign | None:
+    skipped = sum(_values(series.get("updates_skipped"))[-LATELY:])
+    if not skipped:
+        return None
+    return Sign("warn", "Updates were refused.", f"{number(skipped)} in the last steps; the events say why.")
+
+
+def _far(series: Mapping[str, Series]) -> Sign | None:
+    kl, ratio = _values(series.get("kl_old_new")), _values(series.get("behaviour_ratio_p99"))
+    if kl and kl[-1] > 0.1:
+        return Sign(
+            "warn",
+            "The samples are from another policy.",
+            f"KL from the policy that sampled is {number(kl[-1])} nats: they are stale, or server and "
+            "trainer compute differently.",
+        )
+    if ratio and ratio[-1] > 3:
+        return Sign(
+            "warn",
+            "Some tokens count for much.",
+            f"One in a hundred has an importance ratio above {number(ratio[-1])}.",
+        )
+    return None
+
+
+def _sure_of_itself(entropy: Series | None) -> Sign | None:
+    values = _values(entropy)
+    if len(values) < _FEWEST or values[0] <= 0 or values[-1] > 0.1 * values[0]:
+        return None
+    return Sign(
+        "warn",
+        "The policy has stopped exploring.",
+        f"Its entropy fell from {number(values[0])} to {number(values[-1])} nats. Good if the task is "
+        "solved; otherwise raise entropy_coef or the temperature, or lower the learning rate.",
+    )
+
+
+def _cut(series: Mapping[str, Series]) -> Sign | None:
+    found = _lately(series, "steps_truncated", "calls")
+    if found is None or found[0] < 0.1 * found[1]:
+        return None
+    return Sign(
+        "warn",
+        "Answers are cut off.",
+        f"In the last steps max_tokens cut {number(found[0])} of {number(found[1])} answers.",
+    )
+
+
+def _stopped(events: Sequence[Event], now: Standing) -> Sign | None:
+    acts = [event for event in events if event.kind in ("training_stopped", "training_resumed")]
+    if acts and acts[-1].kind == "training_stopped":
+        return Sign("bad", "Training was stopped.", shown(acts[-1].message))
+    if now.word == "silent":
+        return Sign(
+            "bad",
+            "Nothing more comes.",
+            "The run never ended, and its process is gone. Register the model again and it goes on from its "
+            "last checkpoint.",
+        )
+    return None
