@@ -83,7 +83,8 @@ def parse_options(given: Sequence[str] | None = None) -> argparse.Namespace:
         default="none",
         help="imitate a scripted expert, or the model's own right answers (rejection sampling)",
     )
-    parser.add_argument("--warm-steps", type=int, default=12, help="supervised steps of 16 runs")
+    parser.add_argument("--warm-steps", type=int, default=12, help="supervised steps")
+    parser.add_argument("--warm-batch", type=int, default=64, help="answers that each of them imitates")
     parser.add_argument("--warm-learning-rate", type=float, default=2e-4)
     parser.add_argument("--reward", choices=("rules", "ruler"), default="rules")
     parser.add_argument(
@@ -199,8 +200,8 @@ class Training:
 
     async def warm_start(self) -> None:
         """Imitate whoever `--warm-start` names."""
-        options, size = self.options, 16
-        asked = list(itertools.islice(self.order, size * options.warm_steps))
+        options = self.options
+        asked = self.mailbox.scenarios(*TRAINING)
         examples: list[Any] = []
         if options.warm_start == "expert":
             graph = build_graph(expert(asked), self.mailbox)
@@ -212,7 +213,7 @@ class Training:
                 assert last.response is not None
                 examples.append(Conversation((*last.messages, last.response), last.tools))
         else:
-            tried = await self.ask("sampled", asked[: 8 * options.groups], options.group_size)
+            tried = await self.ask("sampled", asked[: 4 * options.groups], options.group_size)
             examples = [run for group in tried for run in group.scored if run.components["correct"] == 1.0]
         if not examples:
             raise SystemExit("the model gave no right answer of its own to imitate; take --warm-start expert")
@@ -220,7 +221,7 @@ class Training:
             task = bar.add_task(f"warm start on {len(examples)} runs", total=options.warm_steps)
             await self.model.asft(
                 examples,
-                batch_size=size,
+                batch_size=options.warm_batch,
                 steps=options.warm_steps,
                 learning_rate=options.warm_learning_rate,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),

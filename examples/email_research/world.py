@@ -9,6 +9,7 @@ about nothing until there are enough -> all in the order of their dates, with id
 """
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
@@ -321,7 +322,7 @@ class _Writer:
         paragraphs = (greeting, " ".join(said), *([" ".join(beside)] if beside else []))
         body = "\n\n".join((*paragraphs, f"{rng.choice(SIGN_OFFS)}\n{sender.name}"))
         if answered is not None and rng.random() < 0.7:
-            quoted = answered.body.partition("\n\nOn ")[0].replace("\n", "\n> ")
+            quoted = own_words(answered.body).replace("\n", "\n> ")
             day = f"{answered.sent.day} {answered.sent:%B %Y}"
             body += f"\n\nOn {day}, {answered.sender.name} wrote:\n> {quoted}"
         self.mails.append(Mail(sent, sender, recipients, subject, body))
@@ -401,6 +402,11 @@ class _Writer:
             (ids[first.source], ids[then.source]),
             (_search(first), _search(then)),
         )
+
+
+def own_words(body: str) -> str:
+    """What a mail says itself, without what it quotes."""
+    return re.split(r"\n\nOn \d+ \w+ \d{4}, .* wrote:\n", body)[0]
 
 
 def _search(fact: Fact) -> str:
