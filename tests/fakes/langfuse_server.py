@@ -94,6 +94,7 @@ class LangfuseServer:
     scores: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     refused_scores: set[str] = field(default_factory=set)
     refused_observations: set[str] = field(default_factory=set)
+    public_key: str = PUBLIC_KEY
     largest: int = 5_000_000
     prompts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -293,7 +294,7 @@ class _Handler(BaseHTTPRequestHandler):
                 more = {} if fault.retry_after is None else {"retry-after": fault.retry_after}
                 self._json(fault.status, {"message": "as the test wants it"}, more)
             return
-        expected = "Basic " + base64.b64encode(f"{PUBLIC_KEY}:{SECRET_KEY}".encode()).decode()
+        expected = "Basic " + base64.b64encode(f"{self.fake.public_key}:{SECRET_KEY}".encode()).decode()
         if headers.get("authorization") != expected:
             self._json(401, {"message": "Invalid credentials"})
             return
