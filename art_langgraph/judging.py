@@ -187,6 +187,7 @@ def _task(state: RulerState, place: int, member: int, of: int) -> RolloutTask:
         "batch": state["batch"],
         "place": place,
         "member": member,
+        "places": len(state["scenarios"]),
         "of": of,
         "scenario": state["scenarios"][place],
         # Another run of one thread is another sample.

@@ -219,6 +219,7 @@ class LearningLoop:
                 "batch": batch,
                 "place": place,
                 "member": member,
+                "places": len(scenarios),
                 "of": len(scenarios) * size,
                 "scenario": scenario,
                 "occurrence": first + place,

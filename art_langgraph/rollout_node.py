@@ -10,6 +10,7 @@ Data flow: a planner makes `RolloutTask`s and sends each to this node (``Send``)
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -39,7 +40,8 @@ class RolloutTask(TypedDict):
         batch: number of the batch; in a learning loop, of the step.
         place: of the group in the batch.
         member: place in the group.
-        of: rollouts in the batch, for whoever shows progress.
+        places: groups in the batch.
+        of: rollouts in the batch.
         scenario: a scenario's number among the loop's, or the scenario as plain data.
         occurrence: tells rollouts of one scenario and member apart; see `member_seed`.
     """
@@ -48,6 +50,7 @@ class RolloutTask(TypedDict):
     batch: int
     place: int
     member: int
+    places: int
     of: int
     scenario: Any
     occurrence: int
@@ -58,7 +61,7 @@ class RolloutNode(GraphNode):
 
     The agent runs by itself, not as a subgraph: with its own checkpointer and thread, its own callbacks and
     namespaces. One that stops at an ``interrupt`` has failed: nobody is there to answer. Streams
-    ``{"event": "rollout", ...}`` when a rollout has ended.
+    ``{"event": "rollout", "done": 3, "of": 8, ...}`` when a rollout has ended.
 
     Args:
         agent: a compiled graph, any Runnable, or a function of the scenario.
@@ -106,6 +109,8 @@ class RolloutNode(GraphNode):
         self._seed = seed
         self._retries = retries
         self._max_calls = max_calls
+        self._progress: tuple[tuple[str, int], set[tuple[int, int]]] = (("", 0), set())
+        self._counting = threading.Lock()
         self.name = kind
 
     async def act(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,9 +120,10 @@ class RolloutNode(GraphNode):
             StoreError: it cannot be kept.
         """
         task = cast("RolloutTask", state)
+        await asyncio.to_thread(self._count_earlier, task)
         ended = await self._once(task)
         record = rollout_record(ended, batch=task["batch"], place=task["place"], member=task["member"])
-        tell(self._kind, **record, of=task["of"])
+        tell(self._kind, **record, done=self._count(task), of=task["of"])
         return {self._writes: [record]}
 
     async def _once(self, task: RolloutTask) -> Trajectory:
@@ -136,6 +142,29 @@ class RolloutNode(GraphNode):
             if not ended.failed or failures == self._retries:
                 return ended
             failures += 1
+
+    def _count_earlier(self, task: RolloutTask) -> None:
+        """Before the first rollout of a batch: count those that an earlier process has made."""
+        with self._counting:
+            if self._progress[0] != (task["run"], task["batch"]):
+                self._progress = ((task["run"], task["batch"]), self._ended(task))
+
+    def _count(self, task: RolloutTask) -> int:
+        """How many rollouts of the batch have ended, now that this one has."""
+        with self._counting:
+            self._progress[1].add((task["place"], task["member"]))
+            return len(self._progress[1])
+
+    def _ended(self, task: RolloutTask) -> set[tuple[int, int]]:
+        """Places and members of the batch that the store has to the end."""
+        found: set[tuple[int, int]] = set()
+        for place in range(task["places"]):
+            group = group_id(task["run"], self._kind, task["batch"], place)
+            for kept in store_of(self._record).trajectories(group_id=group, with_steps=False):
+                tried_enough = not kept.failed or kept.metadata["attempt"] > self._retries
+                if tried_enough and not _cut_off(kept):
+                    found.add((place, kept.metadata["member"]))
+        return found
 
     def _plan(self, task: RolloutTask, number: int, attempt: int) -> Plan:
         scenario = self._scenario_of(task["scenario"])
