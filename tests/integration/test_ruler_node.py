@@ -14,6 +14,7 @@ import pytest
 from fakes.vllm_server import FakeVLLM
 from helpers.judges import a_run, perfect, quality_group, quality_run
 from helpers.tiny import tiny_model
+from helpers.trajectories import a_step
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
@@ -117,7 +118,7 @@ async def test_trajectories_of_a_state_get_rewards_and_explanations(server: Fake
     """C31, C33: a failed member is left out with a reason, and has no reward anywhere."""
     group = quality_group("g", (0.2, 0.9))
     failed = replace(
-        a_run("g-bad", *group.trajectories[0].steps),
+        a_run("g-bad", a_step("g-bad")),
         status=RolloutStatus.FAILED,
         failure=Failure("timeout", "no result within 3 s"),
     )
