@@ -10,6 +10,7 @@ left out. Files appear whole or not at all.
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def export_trajectories(trajectories: Iterable[Trajectory], path: str | Path) ->
     Raises:
         StoreError: one holds something that JSON cannot, or the file cannot be written.
     """
-    return _write(path, (dump_trajectory(trajectory) for trajectory in trajectories))
+    return write_lines(path, (dump_trajectory(trajectory) for trajectory in trajectories))
 
 
 def import_trajectories(path: str | Path) -> Iterator[Trajectory]:
@@ -140,7 +141,7 @@ def export_conversations(
         StoreError: the file cannot be written.
     """
     found = (c for trajectory in trajectories for c in conversations(trajectory, include=include))
-    return _write(path, (to_json(conversation) for conversation in found))
+    return write_lines(path, (to_json(conversation) for conversation in found))
 
 
 def _goes_on_from(later: Step, step: Step) -> bool:
@@ -174,7 +175,12 @@ def _chat(message: Message) -> dict[str, Any]:
 # -- files -------------------------------------------------------------------------------------------
 
 
-def _write(path: str | Path, lines: Iterable[str]) -> int:
+def write_lines(path: str | Path, lines: Iterable[str]) -> int:
+    """Write lines to a file, which appears whole or not at all; returns how many.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
     path = Path(path)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     count = 0
@@ -188,5 +194,6 @@ def _write(path: str | Path, lines: Iterable[str]) -> int:
     except OSError as unwritable:
         raise StoreError(f"{path} cannot be written: {unwritable}") from unwritable
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be made, nothing is left
+            unfinished.unlink()
     return count

@@ -118,6 +118,8 @@ EXTRA_OF = {
 
 def _missing(missing: ModuleNotFoundError) -> str:
     package = (missing.name or "?").partition(".")[0]
+    if package in sys.modules:  # it is there, and a part of it is not
+        return f"{missing.name} cannot be imported: {package} is not complete, or of another version"
     extra = EXTRA_OF.get(package)
     way_out = f"pip install 'art-langgraph[{extra}]'" if extra else f"pip install {package}"
     return f"this needs the package {package!r}, which is not installed: {way_out}"

@@ -1,6 +1,7 @@
 """``feedback``: what people think of trajectories; said, listed, exported."""
 
 import getpass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
@@ -112,6 +113,46 @@ def list_(
         show(cell("nobody has said anything yet"))
     else:
         show(*(Text.assemble(cell(short_id(one.trajectory_id)), "  ", feedback_line(one)) for one in said))
+
+
+@app.command()
+def export(
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to", "-o", help="File; left out: standard output.", dir_okay=False, show_default=False
+        ),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="Of this run's trajectories (or 'last').", show_default=False),
+    ] = None,
+    project: Project = None,
+    root: Root = ROOT,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Export what people said as JSON lines, oldest first. With --to the file appears whole or not at all."""
+    from art_core.cli.output import as_json as line_of
+    from art_core.cli.output import cell, show, show_json
+    from art_core.errors import ConfigError
+    from art_core.jsonl import write_lines
+    from art_core.store.finding import find_run
+
+    if as_json and to is None:
+        raise ConfigError("--json says what became of a file: name one (--to), or leave --json out")
+    with opened(project, root, url) as store:
+        run_id = None if run is None else find_run(store, None if run == "last" else run).id
+        lines = [line_of(said) for said in store.feedback(run_id=run_id)]
+    if to is None:
+        for line in lines:
+            print(line)
+        return
+    count = write_lines(to, lines)
+    if as_json:
+        show_json({"path": to.resolve(), "lines": count})
+    else:
+        show(cell(f"{to}: {count:,} lines"))
 
 
 def _keep(

@@ -223,12 +223,11 @@ def _as_picture(looks: "Iterator[_Look]") -> "RunView | None":
 
 def picture(view: "RunView", width: int, height: int, now: float | None = None) -> "RenderableType":
     """A run on one screen of ``width`` by ``height`` characters: as many curves and events as fit."""
-    from rich.columns import Columns
     from rich.console import Group
     from rich.text import Text
 
     from art_core.views.phases import phase_bar
-    from art_core.views.run import curve_panel, event_line, run_headline
+    from art_core.views.run import curve_grid, event_line, run_headline
 
     head = run_headline(view)
     head.append(_silence(view, time.time() if now is None else now), style="yellow")
@@ -236,12 +235,12 @@ def picture(view: "RunView", width: int, height: int, now: float | None = None) 
     bar = phase_bar(view.curves, min(width, 100))
     left = height - 3 - (2 if bar else 0)
     across = max(1, width // 38)
-    inner = min(60, (width - 2 * (across - 1)) // across - 1)
+    inner = min(60, width // across - 3)
     events = view.events[-max(3, min(8, left // 4)) :]
     rows = max(1, (left - len(events) - 1) // 7)
     curves = view.first_curves()[: rows * across]
     if curves:
-        parts.append(Columns([curve_panel(c, inner, 4) for c in curves], padding=(1, 1), expand=False))
+        parts.append(curve_grid(curves, across, inner, 4))
     else:
         parts.append(Text("no training step yet", style="dim"))
     if bar is not None:

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from art_core.observe.metrics import spec_of
@@ -165,7 +165,7 @@ def run_rich(view: RunView, *, width: int = 36, height: int = 4) -> Group:
     """A run in a terminal: a line about it, its first curves in braille, its last events."""
     parts: list[RenderableType] = [run_headline(view)]
     if view.curves:
-        parts.append(Columns([curve_panel(c, width, height) for c in view.first_curves()], padding=(1, 2)))
+        parts.append(curve_grid(view.first_curves(), 2, width, height))
     if view.events:
         parts += [Text(), Text("last events", style="bold")]
         parts += [event_line(event) for event in view.events[-_LAST_EVENTS:]]
@@ -183,6 +183,14 @@ def run_headline(view: RunView) -> Text:
     return line
 
 
+def curve_grid(curves: Sequence[Curve], across: int, width: int, height: int) -> Table:
+    """Curves in rows of so many, each ``width`` characters wide, and two more lines than ``height`` high."""
+    grid = Table.grid(padding=(0, 2, 1, 0))
+    for start in range(0, len(curves), across):
+        grid.add_row(*(curve_panel(curve, width, height) for curve in curves[start : start + across]))
+    return grid
+
+
 def curve_panel(curve: Curve, width: int, height: int) -> Text:
     """One curve in braille under its name and last value."""
     last = short_number(curve.last)
@@ -194,10 +202,8 @@ def curve_panel(curve: Curve, width: int, height: int) -> Text:
         panel.append("\n").append(line, style="blue")
     if values:
         span = f"{short_number(min(values))} to {short_number(max(values))}"
-        panel.append(
-            f"\n{span}, steps {curve.steps[0]} to {curve.steps[-1]}"[: width + 1].ljust(width + 1),
-            style="dim",
-        )
+        steps = f"steps {curve.steps[0]} to {curve.steps[-1]}"
+        panel.append(f"\n{f'{span}, {steps}'[:width]}", style="dim")
     return panel
 
 

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +55,8 @@ def write_report(store: Store, run_id: str, path: Path | str, *, examples: int =
     except OSError as unwritable:
         raise StoreError(f"{path} cannot be written: {unwritable}") from unwritable
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing could be made, nothing is left
+            unfinished.unlink()
     return path
 
 
