@@ -53,7 +53,9 @@ from examples.options import model_named
 
 LEVELS = {"right": 1.0, "unsourced": 0.75, "outdated": 0.25, "none": 0.0}
 """The runs of a group, best first, and how good they are."""
-CONTEXT, VERDICT = 4096, 512
+WAYS = {"schema": (True, 1), "words": (False, 1), "votes": (True, 4)}
+"""How the judge is asked: held to the verdict's schema or not, and how often."""
+CONTEXT, VERDICT = 4096, 384
 """Tokens of the judge's context, and of its answer."""
 
 
@@ -190,10 +192,13 @@ async def served(model: str) -> AsyncIterator[tuple[str, str]]:
             await engine.close()
 
 
-async def table(url: str, name: str, groups: Sequence[TrajectoryGroup]) -> dict[str, Any]:
-    """Every way of asking."""
+async def table(
+    url: str, name: str, groups: Sequence[TrajectoryGroup], ways: Sequence[str]
+) -> dict[str, Any]:
+    """One row for each way of asking."""
     rows: dict[str, Any] = {}
-    for way, structured, votes in (("schema", True, 1), ("words", False, 1), ("schema, 4 votes", True, 4)):
+    for way in ways:
+        structured, votes = WAYS[way]
         chat = ChatOpenAI(base_url=url, model=name, api_key="none", temperature=0.0, max_tokens=VERDICT)
         rows[way] = await measure(LangChainJudge(chat, structured=structured), groups, votes)
         Console().print(way, rows[way])
@@ -212,10 +217,10 @@ def show(rows: Mapping[str, Mapping[str, Any]]) -> None:
 async def main(options: argparse.Namespace) -> None:
     groups = await groups_of(prepared(), options.groups)
     if options.judge:
-        rows = await table(options.judge, options.judge_model, groups)
+        rows = await table(options.judge, options.judge_model, groups, options.ways)
     else:
         async with served(options.model) as (url, name):
-            rows = await table(url, name, groups)
+            rows = await table(url, name, groups, options.ways)
     show(rows)
     if not options.quick:
         judge = options.judge_model or Path(model_named(options.model)).name
@@ -232,6 +237,7 @@ if __name__ == "__main__":
     parser.add_argument("--judge", help="a server that runs already: its URL, ending in /v1")
     parser.add_argument("--judge-model", help="what that server calls the model")
     parser.add_argument("--groups", type=int, default=12)
+    parser.add_argument("--ways", nargs="+", choices=tuple(WAYS), default=tuple(WAYS))
     parser.add_argument("--quick", action="store_true", help="writes nothing")
     given = parser.parse_args()
     if bool(given.judge) != bool(given.judge_model):

@@ -12,6 +12,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.graph.state import CompiledStateGraph
+from pydantic import ValidationError
 
 from art_core.inference.endpoint import PolicyEndpoint
 from art_langgraph import ChatART
@@ -30,6 +31,8 @@ You answer questions about the mailbox of {owner}. Search it, read what you need
 Every turn is one tool call. Facts change: the newest mail that settles a fact counts, not quotations, \
 questions or hearsay. Answer with the name, date or number alone, and give the ids of the mails it is from."""
 
+NO_OBJECT = "(a tool call whose arguments were no object)"
+"""What stands for such a call in the conversation: LangChain's messages cannot hold it."""
 NO_CALL = "Error: that was no tool call. Call search, read or answer."
 
 
@@ -69,8 +72,11 @@ def build_graph(llm: BaseChatModel, mailbox: Mailbox | None = None) -> CompiledS
         }
 
     async def agent(state: Research) -> Research:
-        reply = await model.ainvoke(state["messages"])
-        return {"messages": [readable(reply)], "turns": state["turns"] + 1}
+        try:
+            reply = readable(await model.ainvoke(state["messages"]))
+        except ValidationError:
+            reply = AIMessage(NO_OBJECT)
+        return {"messages": [reply], "turns": state["turns"] + 1}
 
     def remind(state: Research) -> Research:
         return {"messages": [HumanMessage(NO_CALL)]}
@@ -103,11 +109,13 @@ def readable(reply: AIMessage) -> AIMessage:
     return AIMessage(f"{reply.text} {broken}".strip(), tool_calls=reply.tool_calls, id=reply.id)
 
 
-def sampling_agent(model: PolicyEndpoint, **options: Any) -> CompiledStateGraph:
+def sampling_agent(
+    model: PolicyEndpoint, mailbox: Mailbox | None = None, **options: Any
+) -> CompiledStateGraph:
     """The agent as it is trained: answers are drawn as the policy thinks them likely."""
-    return build_graph(ChatART(model, temperature=1.0, max_tokens=MOST_TOKENS, **options))
+    return build_graph(ChatART(model, **{"temperature": 1.0, "max_tokens": MOST_TOKENS, **options}), mailbox)
 
 
-def greedy_agent(model: PolicyEndpoint, **options: Any) -> CompiledStateGraph:
+def greedy_agent(model: PolicyEndpoint, mailbox: Mailbox | None = None, **options: Any) -> CompiledStateGraph:
     """The agent as it may be deployed: always the likeliest token."""
-    return build_graph(ChatART(model, temperature=0.0, max_tokens=MOST_TOKENS, **options))
+    return build_graph(ChatART(model, **{"temperature": 0.0, "max_tokens": MOST_TOKENS, **options}), mailbox)
