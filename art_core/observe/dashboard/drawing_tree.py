@@ -1,4 +1,4 @@
-"""A token tree, drawn: tokens from left to right, rows from top to bottom, shared ones as high as all their rows.
+"""A token tree, drawn: tokens from left to right, rows from top to bottom, as high as they are shared.
 
 Invariant: a stretch is as high as the rows that pass through it, and what begins at the same depth begins at
 the same place; long stretches are drawn shorter than they are, and the scale says so.

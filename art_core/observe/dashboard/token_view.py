@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from art_core.store import TrainedStep
+from art_core.observe.dashboard.texts import Piece, pieces
+from art_core.store.records import TrainedStep
 from art_core.types import Step
 
 PAGE = 1500
@@ -72,6 +73,11 @@ class Token:
             return None
         size = sum(max(self.ratio, 1 / self.ratio) >= bound for bound in RATIO_LEVELS)
         return size if self.ratio > 1 else -size
+
+    @property
+    def shown(self) -> list[Piece]:
+        """Its text, with signs for what cannot be seen; a line's end has one, too."""
+        return list(pieces((self.text or "").replace("\n", "\u21b5\n")))
 
     @property
     def said(self) -> str:

@@ -139,7 +139,8 @@ class _Building:
     tools: list[Span] = field(default_factory=list[Span])
 
     def visit(self, replaced: frozenset[str]) -> Visit:
-        times = [(made.started_at, made.started_at + made.duration) for made in self._all()]
+        parts = [self.own] if self.own else [*self.steps, *self.tools]
+        times = [(made.started_at, made.started_at + made.duration) for made in parts]
         return Visit(
             path=self.path,
             namespace=self.namespace,
@@ -155,12 +156,6 @@ class _Building:
             inputs=self.own.inputs if self.own else None,
             outputs=self.own.outputs if self.own else None,
         )
-
-    def _all(self) -> Iterator[Step | Span]:
-        yield from self.steps
-        yield from self.tools
-        if self.own:
-            yield self.own
 
     def _graph_step(self) -> int | None:
         for step in self.steps:
