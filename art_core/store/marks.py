@@ -99,6 +99,15 @@ def marks(
             after = rows[-1].seq
 
 
+def newest(store: Store) -> Seen:
+    """How far a store can be looked at by now."""
+    found: dict[str, int] = {}
+    with store.read() as connection:
+        for name, seq, _ in _SEEN:
+            found[name] = connection.scalar(select(func.max(seq))) or 0
+    return Seen(**found)
+
+
 def changed(store: Store, seen: Seen, run_id: str | None = None) -> tuple[list[str], Seen]:
     """Which trajectories are new, or have something new, since the store was last looked at.
 

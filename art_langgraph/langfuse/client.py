@@ -264,6 +264,10 @@ class LangfuseClient:
 
     def _ask(self, what: str, ask: Callable[[], T]) -> T:
         began = time.monotonic()
+        if self._stopped.is_set():
+            raise LangfuseUnavailableError(
+                f"{what}: given up, as was asked; nothing is lost: do it again later"
+            )
 
         def give_up(state: RetryCallState) -> bool:
             out_of_patience = time.monotonic() - began + self._wait(state) > self.connection.patience
