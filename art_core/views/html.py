@@ -13,6 +13,9 @@ from art_core.views.text import content_text, safe, short_id, shorten, tool_call
 LIMIT = 4000
 """Most characters of one message that are shown."""
 
+MOST_STEPS = 60
+"""Most steps of one trajectory that are shown: the first and the last ones."""
+
 _PRE = "margin:0;white-space:pre-wrap;overflow-wrap:anywhere;font-size:90%"
 _CELL = "vertical-align:top;text-align:left"
 _OF_ROLE = {"assistant": "#3b8254", "tool": "#8a4fa3", "user": "#2f6fb3", "error": "#c0392b"}
@@ -34,7 +37,15 @@ def trajectory_html(trajectory: Trajectory, *, unfolded: bool = False) -> str:
     )
     if faults:
         parts.append(f"<div>not captured: {faults}</div>")
-    for step, new in with_new_messages(trajectory):
+    steps = list(with_new_messages(trajectory))
+    left_out = (
+        range(MOST_STEPS * 2 // 3, len(steps) - MOST_STEPS // 3) if len(steps) > MOST_STEPS else range(0)
+    )
+    for number, (step, new) in enumerate(steps):
+        if number in left_out:
+            if number == left_out.start:
+                parts.append(f"<div>{len(left_out):,} steps are left out</div>")
+            continue
         facts = " · ".join(_text(fact) for fact in (where(step), *step_facts(step)))
         said = (*new, *([step.response] if step.response else []))
         rows = "".join(_message(message) for message in said)

@@ -160,7 +160,12 @@ def _changes(found: Sequence[Change]) -> str:
 
 def _met(when: str, met: Met) -> str:
     words = f"{when}: version {met.number}, mean reward {short_number(met.mean)}"
-    return f"<article><h4>{text(words)}</h4>{trajectory_html(met.typical, unfolded=True)}</article>"
+    said = "".join(
+        f"<p>{text(shorten(score.author, 100))}: {text(shorten(score.explanation, 2000))}</p>"
+        for score in met.scores[-1:]
+        if score.explanation
+    )
+    return f"<article><h4>{text(words)}</h4>{said}{trajectory_html(met.typical, unfolded=True)}</article>"
 
 
 def _extremes(found: Sequence[Extremes]) -> str:

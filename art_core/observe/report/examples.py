@@ -11,6 +11,7 @@ from sqlalchemy import func, select
 
 from art_core.store import Store
 from art_core.store.browse import TrajectoryFilter, list_trajectories
+from art_core.store.records import Score
 from art_core.store.schema import scenarios, trajectories
 from art_core.types import Trajectory
 
@@ -25,11 +26,13 @@ class Met:
         number: of the version.
         mean: reward, over its scored rollouts.
         typical: a rollout of about that reward.
+        scores: its reward history, oldest first.
     """
 
     number: int
     mean: float
     typical: Trajectory
+    scores: tuple[Score, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,4 +114,9 @@ def _met(store: Store, run_id: str, scenario: str, number: int, means: dict[int,
     rows = list_trajectories(store, which, limit=_TO_CHOOSE_FROM).items
     mean = means[number]
     typical = min(rows, key=lambda row: abs((row.reward or 0.0) - mean))
-    return Met(number=number, mean=mean, typical=store.trajectory(typical.id))
+    return Met(
+        number=number,
+        mean=mean,
+        typical=store.trajectory(typical.id),
+        scores=tuple(store.scores(typical.id)),
+    )

@@ -8,18 +8,18 @@ CSS = """
 --link:#7ab3f0}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1080px;padding:24px 20px 48px;background:var(--back);color:var(--ink);
-font:15px/1.5 system-ui,sans-serif}
+font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
 h1{font-size:1.6rem;margin:0 0 12px}
 h2{font-size:1.2rem;margin:36px 0 12px;border-bottom:1px solid var(--line);
 padding-bottom:4px}h3{font-size:1rem;margin:20px 0 8px;overflow-wrap:anywhere}
 h4{font-size:.95rem;margin:0 0 8px}
 a{color:var(--link)}nav a{margin-right:16px}
 dl{display:flex;flex-wrap:wrap;gap:8px 28px;margin:0 0 12px}dt{color:var(--dim);font-size:.8rem}
-dd{margin:0;font-size:1.05rem;font-variant-numeric:tabular-nums}
+dd{margin:0;min-width:0;font-size:1.05rem;font-variant-numeric:tabular-nums}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:14px}
 .charts svg{width:100%;height:auto;border:1px solid var(--line);border-radius:6px;padding:4px}
-.pair{display:grid;grid-template-columns:1fr 1fr;gap:14px}
-@media (max-width:720px){.pair{grid-template-columns:1fr}}
+.pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:14px}
+@media (max-width:720px){.pair{grid-template-columns:minmax(0,1fr)}}
 article{border:1px solid var(--line);border-radius:6px;padding:12px;min-width:0;overflow-x:auto}
 article table{border-collapse:collapse;width:100%}article td{padding:4px 8px 4px 0}
 article summary{color:var(--dim);font-size:.85rem;cursor:pointer;overflow-wrap:anywhere}
