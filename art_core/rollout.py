@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from art_core.branches import Branches
 from art_core.errors import UnknownTrajectoryError
 from art_core.ids import new_id
-from art_core.sinks import NullSink, Sink, failed, settled, wait_for
+from art_core.sinks import GraphSink, NullSink, Sink, failed, settled, wait_for
 from art_core.types import (
     Failure,
     RolloutStatus,
@@ -142,6 +142,11 @@ class Rollout:
 
     def _trace(self, span: Span) -> None:
         self._say_if_lost(self._sink.trace(self.id, span), f"late span {span.id}")
+
+    def note_graph(self, shape: Mapping[str, Any]) -> None:
+        """Keep the shape of the graph that runs, for those who look (see `art_core.sinks.GraphSink`)."""
+        if isinstance(self._sink, GraphSink):
+            self._say_if_lost(self._sink.graph(shape), "the graph's shape")
 
     def next_seed(self) -> int | None:
         """A sampling seed for the next call, of 31 bits; None when the rollout has no ``seed``.

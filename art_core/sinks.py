@@ -4,8 +4,9 @@ Invariant: a step whose recording was acknowledged is in the sink.
 """
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from art_core.types import Span, Step, Trajectory
 
@@ -42,6 +43,20 @@ class Sink(Protocol):
 
     def kept(self, rollout_id: str) -> Future[Trajectory | None]:
         """What is kept of a rollout by now, its steps included; None when this sink cannot be read."""
+        ...
+
+
+@runtime_checkable
+class GraphSink(Protocol):
+    """A sink that also keeps the shapes of the graphs whose rollouts it keeps."""
+
+    def graph(self, shape: Mapping[str, Any]) -> Future[None]:
+        """Keep a graph's shape, unless it is known.
+
+        Args:
+            shape: ``{"nodes": [id], "edges": [[source, target, conditional]]}``; an id is a node's name below
+                those of the nodes that enclose it, joined by ``:``.
+        """
         ...
 
 

@@ -28,6 +28,7 @@ from art_core.workers import Job, Workers, runner_of
 from art_langgraph.capturing import capture
 from art_langgraph.loading import Address, load_graph, load_object
 from art_langgraph.plain import plain
+from art_langgraph.shapes import graph_shape
 
 Graph: TypeAlias = Runnable[Any, Any] | Agent | str
 """What can be rolled out: a compiled graph, an ``@entrypoint``, any other Runnable, a function
@@ -206,6 +207,7 @@ def as_agent(
             "scenario"
         )
     executor = ElasticThreads("art-agent")
+    shape = graph_shape(graph)
 
     async def act(scenario: Scenario, running: Rollout | None) -> Any:
         if not isinstance(graph, Runnable):
@@ -218,6 +220,10 @@ def as_agent(
         running = current_rollout()
         if running is None:
             return await act(scenario, None)
+        nonlocal shape
+        if shape is not None:
+            running.note_graph(shape)
+            shape = None  # once is enough
         async with capture(rollout=running, spans=spans):
             output = await act(scenario, running)
         keep_output(running, plain(output))

@@ -22,7 +22,7 @@ from art_core.store.packing import to_json
 from art_core.store.reading import read_runs
 from art_core.store.records import Run
 from art_core.store.rows import Choices, GroupRow, Order, Page, RunSummary, TrajectoryFilter, TrajectoryRow
-from art_core.store.schema import groups, metrics, scenarios, steps, trajectories
+from art_core.store.schema import graphs, groups, metrics, scenarios, steps, trajectories
 from art_core.store.store import Store
 from art_core.types import RolloutStatus, Step
 
@@ -37,6 +37,7 @@ __all__ = [
     "TrajectoryRow",
     "choices",
     "count_trajectories",
+    "graph_shapes",
     "list_groups",
     "list_trajectories",
     "read_step",
@@ -127,6 +128,16 @@ def read_step(store: Store, trajectory_id: str, step_id: str) -> Step:
         if row is None:
             raise UnknownTrajectoryError(f"trajectory {trajectory_id} has no step {step_id}")
         return StepReader(read_contents(connection, StepReader.digests(row))).step(row)
+
+
+def graph_shapes(store: Store, run_id: str | None) -> list[dict[str, Any]]:
+    """The shapes of the graphs that a run's rollouts ran (None: those of no run), oldest first.
+
+    They are as `art_core.sinks.GraphSink` says.
+    """
+    query = select(graphs.c.body).where(graphs.c.run_id.is_not_distinct_from(run_id)).order_by(graphs.c.seq)
+    with store.read() as connection:
+        return [json.loads(body) for body in connection.scalars(query)]
 
 
 def count_trajectories(store: Store, which: TrajectoryFilter) -> int:

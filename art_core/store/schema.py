@@ -146,6 +146,14 @@ spans = Table(
     Column("body", LargeBinary, nullable=False),  # a list of spans: those of the rollout's end, or later ones
 )
 
+graphs = Table(
+    "graphs",
+    metadata,
+    Column("seq", _Sequence, primary_key=True),
+    Column("run_id", Text, ForeignKey("runs.id"), index=True),
+    Column("body", Text, nullable=False),  # nodes and edges of a graph that its rollouts ran
+)
+
 scores = Table(
     "scores",
     metadata,

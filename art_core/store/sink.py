@@ -5,7 +5,7 @@ and what cannot be written fails there alone.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from art_core.store.database import insert_missing, unwritten
 from art_core.store.packing import to_json
 from art_core.store.prepared import Prepared
 from art_core.store.reading import read_trajectories
-from art_core.store.schema import groups, scenarios, scores, spans, steps, trajectories
+from art_core.store.schema import graphs, groups, scenarios, scores, spans, steps, trajectories
 from art_core.store.writer import Job, Writer
 from art_core.types import RolloutStatus, Span, Step, Trajectory
 
@@ -134,6 +134,23 @@ class StoreSink:
             return unknown(rollout_id, what)
 
         return self._writer.submit(Job(what, apply=apply, refused=refused))
+
+    def graph(self, shape: Mapping[str, Any]) -> Future[None]:
+        """Keep a graph's shape, unless this run's are known to have it (see `art_core.sinks.GraphSink`)."""
+        what = "recording a graph's shape"
+        try:
+            row = {"run_id": self._run_id, "body": to_json(dict(shape))}
+        except (TypeError, ValueError, RecursionError) as unwritable:
+            return _failed(StoreError(f"{what}: {unwritable}"))
+
+        def apply(connection: Connection) -> None:
+            known = select(graphs.c.seq).where(
+                graphs.c.run_id.is_not_distinct_from(self._run_id), graphs.c.body == row["body"]
+            )
+            if connection.scalar(known) is None:
+                connection.execute(insert(graphs), row)
+
+        return self._writer.submit(Job(what, apply=apply, patient=True))
 
     def kept(self, rollout_id: str) -> Future[Trajectory | None]:
         """What is kept of a rollout, whichever process recorded it, after all that was queued here."""

@@ -3,7 +3,7 @@
 Invariant: every node that the rollout visited is drawn, whatever is known of the graph; what was not recorded
 but must have been passed is drawn as such, never as visited.
 
-The graph's own shape comes from the run's events, where it was recorded; without it, the shape is what the
+The graph's own shape comes from the store, where it was recorded; without it, the shape is what the
 rollout shows. Subgraphs are laid out first, each as a graph of its own, and then are boxes of the next one.
 """
 
@@ -19,12 +19,6 @@ from art_core.types import RolloutStatus, Trajectory
 from art_core.views.text import safe, shorten
 
 START, END = "__start__", "__end__"
-
-EVENT = "graph"
-"""Kind of the event with a graph's shape: ``{"nodes": [id], "edges": [[source, target, conditional]]}``.
-
-Ids are LangGraph's: node names, below those of enclosing nodes, joined by ``:``.
-"""
 
 _LETTER = 7.6
 _WIDEST = 24  # letters
@@ -121,7 +115,7 @@ class Drawing:
 
 
 def shape_from(data: Mapping[str, Any]) -> Shape | None:
-    """The shape that an event holds; None when it is none."""
+    """A shape as the store keeps it (see `art_core.sinks.GraphSink`); None when it is none."""
     try:
         nodes = tuple(tuple(str(node).split(":")) for node in data["nodes"])
         edges = tuple(
@@ -132,11 +126,11 @@ def shape_from(data: Mapping[str, Any]) -> Shape | None:
     return Shape(nodes, edges)
 
 
-def fitting_shape(events: Iterable[Mapping[str, Any]], visits: Sequence[Visit]) -> Shape | None:
+def fitting_shape(recorded: Iterable[Mapping[str, Any]], visits: Sequence[Visit]) -> Shape | None:
     """The latest recorded shape that has every outermost node that was visited."""
     outermost = {visit.path[0] for visit in visits if visit.path}
     fitting = None
-    for data in events:
+    for data in recorded:
         shape = shape_from(data)
         if shape is not None and outermost and outermost <= {node[0] for node in shape.nodes}:
             fitting = shape

@@ -12,7 +12,7 @@ from fastapi.responses import HTMLResponse
 
 from art_core.errors import UnknownTrajectoryError
 from art_core.observe.dashboard.blocks import as_text, span_text, step_blocks
-from art_core.observe.dashboard.drawing_graph import EVENT, draw, fitting_shape
+from art_core.observe.dashboard.drawing_graph import draw, fitting_shape
 from art_core.observe.dashboard.filters import filter_from, run_choices
 from art_core.observe.dashboard.page import render, site_of
 from art_core.observe.dashboard.texts import LIMIT, cut
@@ -24,6 +24,7 @@ from art_core.store.browse import (
     TrajectoryFilter,
     choices,
     count_trajectories,
+    graph_shapes,
     list_trajectories,
     read_step,
     trajectory_row,
@@ -157,8 +158,7 @@ def trajectory(
     row = trajectory_row(store, trajectory_id)
     whole = store.trajectory(trajectory_id)
     visits = visits_of(whole)
-    events = store.events(row.run_id, EVENT) if row.run_id is not None else []
-    shape = fitting_shape((event.data for event in events), visits)
+    shape = fitting_shape(graph_shapes(store, row.run_id), visits)
     trained = store.trained(trajectory_id)
     sections = sections_of(whole, visits, trained)
     begin = min(begin, max(0, len(sections) - 1))

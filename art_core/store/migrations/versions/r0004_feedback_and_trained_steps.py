@@ -45,6 +45,15 @@ def upgrade() -> None:
     )
     op.create_index("ix_feedback_trajectory_id", "feedback", ["trajectory_id"])
     op.create_table(
+        "graphs",
+        sa.Column("seq", _SEQUENCE, nullable=False),
+        sa.Column("run_id", sa.Text()),
+        sa.Column("body", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name="fk_graphs_run_id"),
+        sa.PrimaryKeyConstraint("seq", name="pk_graphs"),
+    )
+    op.create_index("ix_graphs_run_id", "graphs", ["run_id"])
+    op.create_table(
         "trained_steps",
         sa.Column("seq", _SEQUENCE, nullable=False),
         sa.Column("run_id", sa.Text(), nullable=False),
