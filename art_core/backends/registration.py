@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.backends.base import LastUpdate
 from art_core.backends.feed import Feed
+from art_core.backends.reward_watch import RewardWatch, must_stop
 from art_core.backends.serving import Serving, write_base_adapter
 from art_core.config import RetentionConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
@@ -81,6 +82,7 @@ class LocalRegistration:
             scores=self._scores,
         )
         self._feed = Feed(seed=config.seed)
+        self._watch = RewardWatch()
         self._board = KnobBoard(directory.parent, config.train_config)
         self._training = asyncio.Lock()
         self._monitor = ServingMonitor(())
@@ -258,9 +260,20 @@ class LocalRegistration:
             metrics = {**report.metrics, **served.metrics, **gathered}
             if (score := metrics.get(self._metric)) is not None:
                 self._scores[version] = score
-            return replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
+            report = replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
+            return self._audited(report, [g for batch in kept for g in batch])
 
         return await self._learn(learn, [g for batch in kept for g in batch])
+
+    def _audited(self, report: "TrainReport", groups: Sequence[TrajectoryGroup]) -> "TrainReport":
+        """The report with what an audit of the rewards says, where one is due."""
+        guardrails = self._board.config.guardrails
+        found = self._watch.after(groups, guardrails)
+        if found is None:
+            return report
+        why = must_stop(found, guardrails)
+        events = (found,) if why is None else (found, self._trainer.stop(why))
+        return replace(report, events=(*report.events, *events))
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish what came out."""

@@ -41,5 +41,11 @@ class GuardrailConfig(Settings):
     spread_patience: int | None = Field(
         default=10,
         ge=1,
-        description="calls without any group whose rewards differ, after which training stops",
+        description="calls without any group whose rewards differ, after which it is said",
     )
+    audit_every: int | None = Field(
+        default=10,
+        ge=1,
+        description="calls after which the rewards that were trained on are audited; findings are events",
+    )
+    audit_stops: bool = Field(default=False, description="a critical finding of that audit ends the training")

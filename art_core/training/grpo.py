@@ -139,6 +139,10 @@ class Trainer:
         for optimizer in (self.optimizer, self.sft_optimizer):
             optimizer.reconfigure(weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)
 
+    def stop(self, why: str) -> TrainEvent:
+        """End the training as a guardrail does; `resume` takes it back."""
+        return self.guardrails.stop(why)
+
     def resume(self) -> None:
         """Train on after a guardrail's stop."""
         self.guardrails.resume()

@@ -13,7 +13,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -44,16 +44,18 @@ class TrainEvent:
 
     Attributes:
         kind: ``update_skipped``, ``learning_rate_lowered``, ``learning_rate_raised``, ``training_stopped``,
-            ``no_spread``, ``token_budget_lowered``, ``gradient_checkpointing_on``.
+            ``no_spread``, ``token_budget_lowered``, ``gradient_checkpointing_on``, ``reward_audit``.
         message: what happened and why, for a person.
         value: the number that it was decided by.
         limit: what the number was compared with; None where there is no such number.
+        data: what else belongs to it, as JSON can hold it; of a ``reward_audit``, its findings.
     """
 
     kind: str
     message: str
     value: float
     limit: float | None = None
+    data: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,12 @@ class Guardrails:
                 f"training was stopped: {self.stopped}. Go back to an earlier checkpoint (fork), change "
                 "what was wrong, or go on as it is with resume_training()"
             )
+
+    def stop(self, why: str) -> TrainEvent:
+        """End the training: no call of ``train`` does anything until `resume`."""
+        event = self._stop(why, 0.0, 0.0)
+        logger.warning(event.message)
+        return event
 
     def resume(self) -> None:
         """Forget a stop and what led to it; the learning rate is the configured one again."""

@@ -27,6 +27,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from art_core.config import LoRAConfig, ParallelConfig, TrainConfig
 from art_core.errors import ArtError, TrainerProcessError
 from art_core.selection import Train, as_selection
+from art_core.training.guardrails import TrainEvent
 from art_core.training.policy import Policy
 from art_core.training.rank import Call, Description, Done, Place, Progress, Raised, Setup
 from art_core.training.rank_process import LOOK_SECONDS, START_TIMEOUT, RankProcess, rank_environment
@@ -184,6 +185,10 @@ class TrainerProcesses:
         """Go on under other settings; see `Trainer.set_config`."""
         self.call("set_config", config)
         self.config = config
+
+    def stop(self, why: str) -> TrainEvent:
+        """End the training as a guardrail does; see `Trainer.stop`."""
+        return self.call("stop", why)
 
     def resume(self) -> None:
         """Train on after a guardrail's stop; see `Trainer.resume`."""

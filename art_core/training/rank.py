@@ -158,6 +158,10 @@ class Serving:
         """`Trainer.set_config`."""
         self._trainer.set_config(config)
 
+    def stop(self, why: str) -> Any:
+        """`Trainer.stop`."""
+        return self._trainer.stop(why)
+
     def resume(self) -> None:
         """`Trainer.resume`."""
         self._trainer.resume()

@@ -25,6 +25,8 @@ REPEATS = 4
 """A tool called this often with the same arguments is a loop."""
 SQUEEZED = 0.12
 """Text that deflate shrinks below this share says one thing over and over (English prose: 0.3 to 0.5)."""
+LEAST_BEST = 6
+"""Fewer best runs show no pattern."""
 LONG = 600
 """Characters from which that can be told."""
 LISTED = 3
@@ -103,14 +105,17 @@ _KINDS: tuple[tuple[str, str, Callable[[Trajectory], bool], str], ...] = (
 def degenerate(evidence: Evidence, labels: Labels | None) -> Checked:
     """Empty, repeating, truncated and looping runs among the best."""
     best = evidence.best()
-    if not best:
-        return Checked(skipped="no group tells its members apart")
+    if len(best) < LEAST_BEST:
+        return Checked(skipped=f"{len(best)} best runs of their groups; {LEAST_BEST} are needed")
+    everyone = [t for members in evidence.scored for t in members]
     figures: dict[str, float] = {}
     findings: list[Finding] = []
     for name, what, is_so, fix in _KINDS:
         odd = [t for t in best if is_so(t)]
         figures[name] = len(odd) / len(best)
-        if len(odd) >= max(LEAST, OFTEN * len(best)):
+        # Where the best are no more so than the others, sampling is to blame, and the reward is not.
+        usual = sum(map(is_so, everyone)) / len(everyone)
+        if len(odd) >= max(LEAST, OFTEN * len(best)) and figures[name] > usual:
             findings.append(
                 Finding(
                     name=name,
