@@ -33,6 +33,8 @@ def _explain(settings: type[BaseModel], invalid: ValidationError) -> str:
         if error["type"] == "extra_forbidden":
             known = ", ".join(sorted(settings.model_fields))
             lines.append(f"{name}: no such setting; known: {known}")
+        elif not error["loc"]:  # settings that contradict each other; their message says which
+            lines.append(error["msg"].removeprefix("Value error, "))
         else:
             lines.append(f"{name}={error['input']!r}: {error['msg']}")
     return f"{settings.__name__}: " + "; ".join(lines)

@@ -7,6 +7,7 @@ A turn is written to the same ``knobs.json`` that ``model.turn`` writes, which t
 training step; the run then records it as an event.
 """
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,12 +49,17 @@ async def turn(request: Request, run_id: str, x_art_control: Annotated[str, Head
     with site.store.read() as connection:
         run = read_run(connection, run_id)
     try:
-        values = Knobs.model_validate_json(body)
-    except ValueError as unusable:
-        return JSONResponse({"errors": _by_field(unusable)}, status_code=422)
+        values = json.loads(body)
+    except ValueError as unreadable:
+        return _refused(422, f"this is no JSON: {unreadable}")
+    if not isinstance(values, dict) or not values:
+        return _refused(422, "expected a JSON object of knobs and what to turn them to")
+    turned = cast("dict[str, Any]", values)
+    if wrong := _wrong(turned):
+        return JSONResponse({"errors": wrong}, status_code=422)
     try:
         board = _board(run)
-        board.turn(**{name: getattr(values, name) for name in values.model_fields_set})
+        board.turn(**turned)
     except ConfigError as refused:
         return _refused(422, str(refused))
     except OSError as unwritable:
@@ -65,12 +71,15 @@ def _refused(status: int, message: str) -> JSONResponse:
     return JSONResponse({"errors": {"": message}}, status_code=status)
 
 
-def _by_field(unusable: ValueError) -> dict[str, str]:
-    """What is wrong with which knob; under "" what belongs to none."""
-    listed = getattr(unusable, "errors", None)
-    if listed is None:
-        return {"": str(unusable)}
-    return {".".join(str(part) for part in error["loc"]): error["msg"] for error in listed()}
+def _wrong(values: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with which knob by itself."""
+    found: dict[str, str] = {}
+    for name, value in values.items():
+        try:
+            Knobs(**{name: value})
+        except ConfigError as unusable:
+            found[name[:60]] = shown(str(unusable).removeprefix("Knobs: "))
+    return found
 
 
 def _board(run: Run) -> KnobBoard:

@@ -12,7 +12,7 @@ from rich.console import Console
 from art_core.errors import ConfigError
 from art_core.store import Store
 
-GRACE_SECONDS = 2
+GRACE_SECONDS = 1
 """How long answers under way may take when the server is told to stop."""
 
 
