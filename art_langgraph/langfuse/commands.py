@@ -24,7 +24,7 @@ app = typer.Typer(
 )
 
 Run: TypeAlias = Annotated[
-    str | None, typer.Option("--run", help="Of this run only, by its id.", show_default=False)
+    str | None, typer.Option("--run", help="Of this run only: its id, or a part of it.", show_default=False)
 ]
 Reward: TypeAlias = Annotated[
     str, typer.Option("--reward", help="Name of the score that is the reward; the others become components.")
@@ -56,10 +56,9 @@ def export(
     if environment is not None:
         connection = connection.replace(environment=environment)
     with opened(project, root, url) as store, LangfuseClient(connection) as client, _bar(as_json) as told:
-        _check_run(store, run)
         result = export_to_langfuse(
             store,
-            run,
+            _run_id(store, run),
             client=client,
             options=ExportOptions(tags=tuple(tag or ())),
             again=again,
@@ -113,9 +112,8 @@ def import_(
     from art_langgraph.langfuse.traces import TraceFilter
 
     with _opened_or_made(project, root, url) as store:
-        _check_run(store, run)
         if file is not None:
-            result = import_file(store, file, reward=reward, run_id=run)
+            result = import_file(store, file, reward=reward, run_id=_run_id(store, run))
         else:
             wanted = TraceFilter(
                 tags=tuple(tag or ()),
@@ -129,7 +127,9 @@ def import_(
                 score_max=score_max,
                 limit=limit,
             )
-            result = import_from_langfuse(store, wanted, reward=reward, run_id=run, only_new=since == "last")
+            result = import_from_langfuse(
+                store, wanted, reward=reward, run_id=_run_id(store, run), only_new=since == "last"
+            )
     if as_json:
         show_json(asdict(result))
     else:
@@ -156,8 +156,7 @@ def status(
     from art_langgraph.langfuse.ledger import Ledger
 
     with opened(project, root, url) as store, LangfuseClient() as client, Ledger.beside(store) as ledger:
-        _check_run(store, run)
-        named, due = client.check(), Exporter(store, client, ledger).due(run)
+        named, due = client.check(), Exporter(store, client, ledger).due(_run_id(store, run))
         last = ledger.last_confirmed(client.connection.destination)
         found: dict[str, Any] = {
             "server": client.connection.base_url,
@@ -207,11 +206,10 @@ def _opened_or_made(project: str | None, root: Path, url: str | None) -> "Store"
         return Store.open(project, root, url=url)
 
 
-def _check_run(store: "Store", run: str | None) -> None:
-    from art_core.errors import UnknownRunError
+def _run_id(store: "Store", run: str | None) -> str | None:
+    from art_core.store.finding import find_run
 
-    if run is not None and run not in {known.id for known in store.runs()}:
-        raise UnknownRunError(f"{store.location} has no run {run}; `art-langgraph runs` lists them")
+    return None if run is None else find_run(store, run).id
 
 
 def _time(text: str | None, option: str) -> datetime:

@@ -4,7 +4,8 @@ Invariant: everything that was recorded is exactly one observation of one trace;
 trace; ids, times and values follow from the trajectory alone.
 
 The rollout itself is the root (``agent``). Spans keep their places below it; an LLM call's span and its steps
-become one ``generation``. A call that no span tells of hangs on the node that made it, where that is known.
+become one ``generation``. A call that no span tells of hangs on the node that made it; where nodes left no
+spans either, they are as long as their calls, and say so.
 """
 
 import json
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from art_core.types import Message, Span, Step, Trajectory
+from art_core.types import Message, Span, Step, Trajectory, enclosing_nodes
 from art_langgraph.langfuse.ids import observation_id
 
 OWN_TAG = "art-langgraph"
@@ -76,11 +77,12 @@ def step_observations(trajectory: Trajectory) -> dict[str, str]:
 
 def node_observations(trajectory: Trajectory, node: str) -> list[str]:
     """The ids of the observations of a node's runs; the latest attempts only."""
-    runs = [s for s in trajectory.spans if s.kind == "chain" and s.name == s.node == node]
+    tree = _Tree(trajectory)
+    runs = {place: key for place, key in tree.nodes.items() if _node_of(place[0]) == node}
     latest: dict[str, int] = defaultdict(int)
-    for span in runs:
-        latest[span.namespace] = max(latest[span.namespace], span.attempt)
-    return [observation_id(trajectory.id, s.id) for s in runs if s.attempt == latest[s.namespace]]
+    for namespace, attempt in runs:
+        latest[namespace] = max(latest[namespace], attempt)
+    return [tree.id(key) for (namespace, attempt), key in runs.items() if attempt == latest[namespace]]
 
 
 class _Tree:
@@ -89,13 +91,30 @@ class _Tree:
     def __init__(self, trajectory: Trajectory) -> None:
         self.trajectory = trajectory
         self.spans = {span.id: span for span in trajectory.spans}
-        self._nodes = {
+        self.nodes = {
             (s.namespace, s.attempt): s.id for s in trajectory.spans if s.kind == "chain" and s.name == s.node
         }
+        """Observations of nodes, by namespace and attempt."""
+        self._silent: dict[tuple[str, int], list[Step]] = {}
         self._graphs = {
             s.parent_id for s in trajectory.spans if s.kind == "chain" and s.node and s.name == s.node
         }
         self.calls = self._calls()
+        self._find_silent_nodes()
+
+    def _find_silent_nodes(self) -> None:
+        """Nodes that are known by their calls alone."""
+        for step in self.trajectory.steps:
+            enclosing = step.identity.enclosing
+            if step.identity.parent_run_id in self.spans or step.identity.run_id in self.spans:
+                continue
+            for namespace in enclosing:
+                attempt = step.identity.attempt if namespace == enclosing[-1] else 1
+                place = namespace, attempt
+                if place not in self.nodes:
+                    self.nodes[place] = f"node:{namespace}#{attempt}"
+                if self.nodes[place].startswith("node:"):
+                    self._silent.setdefault(place, []).append(step)
 
     def _calls(self) -> dict[str, list[Step]]:
         """Steps by the call that they are choices of; keyed by the call's span where it has one alone."""
@@ -121,9 +140,22 @@ class _Tree:
         for span in self.trajectory.spans:
             if span.kind != "llm" or span.id not in self.calls:
                 found.append(self._span(span))
+        found += [self._silent_node(*place, steps) for place, steps in self._silent.items()]
         for key, steps in self.calls.items():
             found.append(self._call(key, steps))
         return found
+
+    def _silent_node(self, namespace: str, attempt: int, steps: Sequence[Step]) -> Observation:
+        above = enclosing_nodes(namespace)[:-1]
+        return Observation(
+            id=self.id(self.nodes[namespace, attempt]),
+            parent=self.id(self.nodes.get((above[-1], 1), "") if above else ""),
+            kind="chain",
+            name=_node_of(namespace),
+            started_at=min(step.started_at for step in steps),
+            ended_at=max(step.started_at + step.duration for step in steps),
+            metadata={**_where(_node_of(namespace), namespace, attempt, ()), "known_by": "its calls alone"},
+        )
 
     def _root(self, name: str) -> Observation:
         rollout = self.trajectory
@@ -156,7 +188,7 @@ class _Tree:
     def _parent(self, span: Span | None, parent_id: str | None, namespace: str, attempt: int) -> str:
         if parent_id in self.spans and (span is None or parent_id != span.id):
             return self.id(parent_id or "")
-        return self.id(self._nodes.get((namespace, attempt), "")) if span is None else self.id("")
+        return self.id(self.nodes.get((namespace, attempt), "")) if span is None else self.id("")
 
     def _span(self, span: Span) -> Observation:
         kind = {"llm": "generation", "chain": "agent" if span.id in self._graphs else "chain"}.get(
@@ -211,6 +243,11 @@ class _Tree:
             usage=_usage(steps),
             prompt=_prompt(self.trajectory, first.messages),
         )
+
+
+def _node_of(namespace: str) -> str:
+    """The node that a namespace is of: ``inner`` for ``work:<uuid>|inner:<uuid>``."""
+    return namespace.rpartition("|")[2].rpartition(":")[0]
 
 
 def _where(node: str | None, namespace: str, attempt: int, tags: Iterable[str]) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def test_import_makes_a_project_and_can_be_repeated(
     [
         (("import", "--since", "yesterday"), 2, "give a date"),
         (("import", "--score-min", "0.5"), 2, "name it"),
-        (("export", "--run", "r-none"), 3, "has no run r-none"),
+        (("export", "--run", "r-none"), 3, "no run"),
         (("import", "no/such/file.json"), 5, "cannot be read"),
     ],
 )

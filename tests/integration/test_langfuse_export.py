@@ -135,6 +135,31 @@ def test_a_rollout_becomes_a_trace_of_its_nodes_tools_retrievers_and_calls(
     assert (about["art"]["trajectory_id"], about["art"]["run_id"]) == ("t-1", run)
 
 
+def test_nodes_that_left_no_spans_are_known_by_their_calls(
+    server: LangfuseServer, store: Store, client: LangfuseClient
+) -> None:
+    inner = {"node": "inner", "namespace": "work:1|inner:2"}
+    steps = (
+        a_step("t-1", 0, identity=StepIdentity(node="work", namespace="work:1")),
+        a_step("t-1", 1, identity=StepIdentity(**inner)),
+        a_step("t-1", 2, identity=StepIdentity(**inner, attempt=2)),
+    )
+    store.save_trajectory(with_steps("t-1", *steps, node_rewards={"inner": 0.5}))
+    assert export_to_langfuse(store, client=client).confirmed == 1
+    found = sorted(server.of_trace(trace_id("t-1")), key=lambda o: (o["startTime"], -len(o["endTime"])))
+    chains = [o for o in found if o["type"] == "CHAIN"]
+    root = next(o for o in found if o["type"] == "AGENT")
+    work = next(o for o in chains if o["name"] == "work")
+    first, second = (o for o in chains if o["name"] == "inner")
+    assert [work["parentObservationId"], first["parentObservationId"], second["parentObservationId"]] == [
+        root["id"], work["id"], work["id"],
+    ]  # fmt: skip
+    assert (work["startTime"], work["endTime"]) == ("1970-01-01T00:16:40Z", "1970-01-01T00:16:42.250000Z")
+    calls = [o for o in found if o["type"] == "GENERATION"]
+    assert [o["parentObservationId"] for o in calls] == [work["id"], first["id"], second["id"]]
+    assert scores(server)["node_reward"]["observationId"] == second["id"]
+
+
 def test_ids_are_those_that_the_sdk_would_make_of_ours(server: LangfuseServer) -> None:
     assert trace_id("t-1") == Langfuse.create_trace_id(seed="t-1")
 
