@@ -8,15 +8,16 @@ conversational preference format) -> a JSONL file that ``datasets.load_dataset("
 """
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from art_core.errors import RewardError
 from art_core.jsonl import write_lines
 from art_core.rewards.labels import Preference
+from art_core.rewards.reading import parsed_arguments
 from art_core.types import Message, Step, Trajectory
 from art_core.views.messages import steps_of
 from art_core.views.text import content_text
@@ -155,5 +156,21 @@ def _first_difference(one: Sequence[Message], other: Sequence[Message]) -> int:
 
 def _plain(message: Message) -> dict[str, Any]:
     """A message with what chat templates read, and nothing of a server's own."""
-    kept = {key: message[key] for key in ("role", "tool_calls", "tool_call_id", "name") if message.get(key)}
-    return {**kept, "content": content_text(message)}
+    kept: dict[str, Any] = {key: message[key] for key in ("role", "tool_call_id", "name") if message.get(key)}
+    kept["content"] = content_text(message)
+    if calls := message.get("tool_calls"):
+        kept["tool_calls"] = [_call(call) for call in cast("Sequence[Mapping[str, Any]]", calls)]
+    return kept
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool call with its arguments as an object, which chat templates write as JSON themselves."""
+    function = cast("Mapping[str, Any]", call.get("function") or {})
+    arguments = function.get("arguments")
+    parsed = parsed_arguments(arguments)
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        # What is no object was sampled so; a template quotes it.
+        "function": {"name": function.get("name"), "arguments": arguments if parsed is None else parsed},
+    }
