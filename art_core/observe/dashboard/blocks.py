@@ -106,9 +106,11 @@ def pretty(text: str) -> str:
 
 
 def as_text(value: Any) -> str:
-    """A traced value for reading."""
+    """A traced value for reading; of a message that a tool returned, what it says."""
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping) and "role" in value and "content" in value:
+        return content_text(cast("Message", value))
     try:
         written = json.dumps(value, ensure_ascii=False, default=repr)
         return written if len(written) < 70 else json.dumps(value, ensure_ascii=False, indent=2, default=repr)

@@ -20,7 +20,7 @@ from art_core.views.text import safe, shorten
 
 START, END = "__start__", "__end__"
 
-_LETTER = 7.6
+_LETTER, _DIGIT = 7.6, 6.6  # wide
 _WIDEST = 24  # letters
 _HEIGHT, _WITH_NUMBERS = 30.0, 46.0
 _INSET, _TITLE = 14.0, 26.0
@@ -65,9 +65,9 @@ class DrawnNode:
     @property
     def shown_numbers(self) -> str:
         """As many of the numbers as there is room for."""
-        kept = max(1, int((self.width - 16) / 16) - (len(str(self.numbers[-1])) > 1 if self.numbers else 0))
-        shown = " ".join(map(str, self.numbers[:kept]))
-        return shown if len(self.numbers) <= kept else f"{shown} …"
+        room = int((self.width - 20) / _DIGIT)
+        shown = " ".join(map(str, self.numbers))
+        return shown if len(shown) <= room else f"{shown[: room - 1].rpartition(' ')[0]} …"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +78,7 @@ class DrawnEdge:
         d: its SVG path.
         walked: places in the order of walked edges, from 1; empty when it was not walked.
         conditional: a condition decides whether it is.
+        back: it leads back up.
         known: it is part of the recorded shape; False where a rollout alone shows it.
         x: where a label goes.
         y: where a label goes.
@@ -87,6 +88,7 @@ class DrawnEdge:
     d: str
     walked: tuple[int, ...]
     conditional: bool
+    back: bool
     known: bool
     x: float
     y: float
@@ -269,7 +271,9 @@ class _Painter:
         if self._web.inside.get(node):
             width, height = self._measure(node)
             return max(width + 2 * _INSET, self._label_width(node)), height + _TITLE + _INSET
-        return self._label_width(node), _WITH_NUMBERS if self._numbers(node) else _HEIGHT
+        numbers = self._numbers(node)
+        room = min(len(" ".join(map(str, numbers))), _WIDEST) * _DIGIT + 20
+        return max(self._label_width(node), room), _WITH_NUMBERS if numbers else _HEIGHT
 
     @staticmethod
     def _label_width(node: Path) -> float:
@@ -307,6 +311,7 @@ class _Painter:
                     d=path(moved, angular=edge in layout.back),
                     walked=tuple(line.walked),
                     conditional=line.conditional,
+                    back=edge in layout.back,
                     known=line.known,
                     x=(x0 + x1) / 2,
                     y=(y0 + y1) / 2,

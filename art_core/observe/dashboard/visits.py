@@ -62,6 +62,11 @@ class Visit:
         """The namespace of the run of a graph that it is part of; empty for the outermost."""
         return self.namespace.rpartition("|")[0]
 
+    @property
+    def branch(self) -> str:
+        """What tells it from other runs of the node side by side, short."""
+        return self.namespace.rpartition("|")[2].partition(":")[2][:8]
+
     def made(self) -> list[Step | Span]:
         """Calls and tools in the order in which they began."""
         return sorted((*self.steps, *self.tools), key=lambda made: made.started_at)
