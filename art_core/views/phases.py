@@ -10,6 +10,7 @@ from html import escape
 from rich.text import Text
 
 from art_core.views.curves import Curve
+from art_core.views.text import brief
 
 PREFIX = "time/"
 """Metrics of this prefix are seconds of one phase of a training step."""
@@ -38,7 +39,7 @@ def phases(curves: Mapping[str, Curve]) -> Sequence[Phase]:
     }
     newest = max((curve.steps[-1] for curve in measured.values()), default=0)
     return [
-        Phase(name, curve.last)
+        Phase(brief(name, 40), curve.last)
         for name, curve in sorted(measured.items())
         if curve.steps[-1] == newest and curve.last > 0
     ]

@@ -17,7 +17,7 @@ from rich.text import Text
 from art_core.observe.metrics import spec_of
 from art_core.views.curves import Curve, braille, short_number
 from art_core.views.svg import Mark, chart, text
-from art_core.views.text import safe, short_id, shorten
+from art_core.views.text import brief, safe, short_id, shorten
 
 if TYPE_CHECKING:
     from art_core.store import Store
@@ -82,7 +82,7 @@ class RunView:
         for event in self.events:
             place = bisect_left(times, event.created_at)
             if event.kind != ENVIRONMENT and place < len(times):
-                found.append(Mark(self.step_times[place][1], f"{event.kind}: {event.message}"))
+                found.append(Mark(self.step_times[place][1], f"{brief(event.kind)}: {event.message}"))
         return found
 
     def __rich__(self) -> RenderableType:
@@ -176,8 +176,8 @@ def run_headline(view: RunView) -> Text:
     """Id, model, state, steps, trajectories."""
     run = view.run
     line = Text()
-    line.append(safe(run.model), style="bold")
-    line.append(f"  run {safe(short_id(run.id))}  ")
+    line.append(brief(run.model), style="bold")
+    line.append(f"  run {brief(short_id(run.id))}  ")
     line.append(run.state, style={"failed": "red", "finished": "green"}.get(run.state, "yellow"))
     line.append(f"  began {ago(run.started_at)}  step {view.steps}  {outcome_words(view.outcomes)}")
     return line
@@ -210,7 +210,7 @@ def curve_panel(curve: Curve, width: int, height: int) -> Text:
 def event_line(event: "Event", limit: int = 300) -> Text:
     """When, what kind, and what was said."""
     line = Text(overflow="fold")
-    line.append(clock(event.created_at), style="dim").append(f"  {safe(event.kind)}  ", style="bold")
+    line.append(clock(event.created_at), style="dim").append(f"  {brief(event.kind)}  ", style="bold")
     return line.append(safe(" ".join(shorten(event.message, limit).split())))
 
 
@@ -220,10 +220,9 @@ def event_line(event: "Event", limit: int = 300) -> Text:
 def run_html(view: RunView) -> str:
     """A run in a notebook: a line, its first curves, the others and the events to unfold."""
     run = view.run
-    head = (
-        f"<div><b>{text(run.model)}</b> run {text(short_id(run.id))}: {text(run.state)}, step {view.steps}, "
-        f"{text(outcome_words(view.outcomes))}</div>"
-    )
+    name = text(f"run {brief(short_id(run.id))}")
+    told = text(f"{run.state}, step {view.steps}, {outcome_words(view.outcomes)}")
+    head = f"<div><b>{text(brief(run.model))}</b> {name}: {told}</div>"
     marks = view.marks()
     first = view.first_curves()
     shown = {curve.name for curve in first}
@@ -233,9 +232,9 @@ def run_html(view: RunView) -> str:
         parts.append(f"<details><summary>{len(rest)} more metrics</summary>{_charts(rest, marks)}</details>")
     if view.events:
         kinds = Counter(event.kind for event in view.events)
-        told = ", ".join(f"{count} {text(kind)}" for kind, count in kinds.most_common(6))
+        told = ", ".join(f"{count} {text(brief(kind))}" for kind, count in kinds.most_common(6))
         rows = "".join(
-            f"<tr><td>{clock(e.created_at)}</td><td>{text(e.kind)}</td>"
+            f"<tr><td>{clock(e.created_at)}</td><td>{text(brief(e.kind))}</td>"
             f'<td style="text-align:left">{text(shorten(e.message, 500))}</td></tr>'
             for e in view.events[-200:]
         )
@@ -246,6 +245,6 @@ def run_html(view: RunView) -> str:
 def _charts(curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:8px">'
-        + "".join(chart(curve, marks=marks) for curve in curves)
+        + "".join(chart(curve, marks=marks, hint=hint_of(curve.name)) for curve in curves)
         + "</div>"
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 from art_core.views.curves import Curve, Range, short_number
-from art_core.views.text import safe, shorten
+from art_core.views.text import brief, safe, shorten
 
 WIDTH, HEIGHT = 320, 150
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 10, 26, 20
@@ -36,7 +36,7 @@ def chart(curve: Curve, *, title: str | None = None, marks: Sequence[Mark] = (),
         marks: drawn where they lie within the curve's steps.
         hint: what the metric means, shown when pointed at.
     """
-    name = title or curve.name
+    name = brief(title or curve.name)
     shown = curve.thinned(_MOST_POINTS)
     points = shown.finite
     xs = Range.of(float(step) for step, _ in points)

@@ -10,7 +10,7 @@ from rich.text import Text
 from art_core.types import Message, Step, Trajectory, TrajectoryGroup
 from art_core.views.facts import step_facts, where
 from art_core.views.messages import with_new_messages
-from art_core.views.text import content_text, safe, shorten, tool_calls
+from art_core.views.text import brief, content_text, safe, shorten, tool_calls
 
 LIMIT = 600
 """Most characters of one message that are shown."""
@@ -48,7 +48,7 @@ def trajectory_view(trajectory: Trajectory, node: str | None = None, *, limit: i
 
 def group_view(group: TrajectoryGroup) -> Table:
     """A group as a table, one member in each row."""
-    table = Table(title=Text(f"scenario {safe(group.scenario.id)}"), title_justify="left")
+    table = Table(title=Text(f"scenario {brief(group.scenario.id, 200)}"), title_justify="left")
     for column in ("rollout", "status", "reward", "steps", "seconds", "last words"):
         table.add_column(column, overflow="fold" if column == "last words" else "ellipsis")
     for t in group:
@@ -67,15 +67,15 @@ def group_view(group: TrajectoryGroup) -> Table:
 def headline(trajectory: Trajectory) -> Text:
     """Id, scenario, status, reward, and what capture could not do."""
     line = Text()
-    line.append(safe(trajectory.id), style="bold")
-    line.append(f"  scenario {safe(trajectory.scenario.id)}  ")
+    line.append(brief(trajectory.id, 200), style="bold")
+    line.append(f"  scenario {brief(trajectory.scenario.id, 200)}  ")
     line.append(trajectory.status, style="red" if trajectory.failed else "")
     if trajectory.reward is not None:
         line.append(f"  reward {trajectory.reward:.3f}", style="bold green")
     for name, value in trajectory.components.items():
-        line.append(f"  {safe(name)} {value:.3f}")
+        line.append(f"  {brief(name)} {value:.3f}")
     for name, count in trajectory.faults.items():
-        line.append(f"  {count} {safe(name).replace('_', ' ')}", style="yellow")
+        line.append(f"  {count} {brief(name).replace('_', ' ')}", style="yellow")
     return line
 
 

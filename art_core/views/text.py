@@ -48,6 +48,11 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]} … [{len(text) - limit:,} characters] … {text[len(text) - tail :]}"
 
 
+def brief(text: str, limit: int = 80) -> str:
+    """Somebody's name for something, safe, on one line, and not long."""
+    return safe(" ".join(shorten(text, limit).split())).replace("\n", " ")
+
+
 def short_id(name: str) -> str:
     """An id of ours by its last eight characters, which are random; others as they are.
 

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from helpers.browser import ADVICE, ARGUMENTS, browser
+from helpers.html_page import Page
 from helpers.synthetic_store import HOSTILE, fill
 from helpers.trajectories import a_step, a_trajectory
 
@@ -23,40 +23,6 @@ from art_core.types import PolicyVersion, Scenario
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open("p", tmp_path / "art") as store:
         yield store
-
-
-class Page(HTMLParser):
-    """What a document is made of."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: list[tuple[str, str, str]] = []
-        self.words: list[str] = []
-        self.open: list[str] = []
-        self.feed(document)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-        if tag not in ("meta", "line", "rect", "circle", "polyline", "br"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes += [(tag, name, value or "") for name, value in attrs]
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in ("line", "circle", "rect"):
-            assert self.open.pop() == tag, tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
 
 
 def learned(store: Store, run: str, name: str, version: int, scenario: str, reward: float, said: str) -> None:
@@ -142,13 +108,7 @@ def test_untrusted_text_is_text_in_a_report(store: Store) -> None:
     for run_id in (run, "r-0000"):
         document = report_html(store, run_id)
         page = Page(document)
-        assert not page.open, "every element is closed"
-        assert not page.tags & {"script", "img", "iframe", "object", "link", "form", "input", "base"}
-        for tag, name, value in page.attributes:
-            assert not name.startswith("on"), (tag, name)
-            if name in ("href", "src", "action"):
-                assert re.fullmatch(r"#[a-z]+", value), value
-            assert "javascript:" not in value
+        page.check_harmless()
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", document)
         assert len(document) < 2_000_000
         assert "url(" not in document

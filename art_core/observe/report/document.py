@@ -22,7 +22,7 @@ from art_core.views.html import trajectory_html
 from art_core.views.phases import phase_legend, phase_svg
 from art_core.views.run import ENVIRONMENT, RunView, hint_of, outcome_words, view_run
 from art_core.views.svg import chart, text
-from art_core.views.text import short_id, shorten
+from art_core.views.text import brief, short_id, shorten
 
 CSP = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _MOST_EVENTS = 500
@@ -63,7 +63,7 @@ def write_report(store: Store, run_id: str, path: Path | str, *, examples: int =
 def report_html(store: Store, run_id: str, *, examples: int = 3) -> str:
     """A run's report as an HTML document; see `write_report`."""
     view = view_run(store, run_id)
-    title = text(f"{view.run.model}, run {short_id(view.run.id)}")
+    title = text(f"{brief(view.run.model)}, run {short_id(view.run.id)}")
     sections = (
         ("curves", "Curves", _curves(view)),
         ("changes", "The same scenarios, before and after", _changes(changes(store, view.run.id, examples))),
@@ -191,7 +191,7 @@ def _events(view: RunView) -> str:
         return ""
     rows = "".join(
         f"<tr><td>{time.strftime('%m-%d %H:%M:%S', time.localtime(e.created_at))}</td>"
-        f"<td>{text(e.kind)}</td><td>{text(shorten(e.message, 2000))}</td></tr>"
+        f"<td>{text(brief(e.kind))}</td><td>{text(shorten(e.message, 2000))}</td></tr>"
         for e in told[-_MOST_EVENTS:]
     )
     left_out = len(told) - _MOST_EVENTS
