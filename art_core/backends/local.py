@@ -8,6 +8,7 @@ one directory per version with the adapter and the optimizer.
 """
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from art_core.backends.registration import LocalRegistration
 from art_core.backends.serving import SERVED_VERSIONS
 from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
 from art_core.errors import CheckpointError, ConfigError
+from art_core.observe.sinks import MetricSink, as_sinks
 from art_core.store import Store
 from art_core.sync import run_sync
 
@@ -32,6 +34,11 @@ class LocalBackend:
         engine: how to serve, in full; or give its settings as keywords (`EngineConfig` documents each).
         parallel: train in processes of their own, one or several, each with a GPU; None: in this one.
         keep_checkpoints: which checkpoints stay on disk: that many of the newest, or a `RetentionConfig`.
+        sinks: where metrics go beside the record: names (``jsonl``, ``tensorboard``, ``wandb``, ``mlflow``,
+            ``prometheus``) or sinks of `art_core.observe.sinks`.
+
+    Raises:
+        ConfigError: settings contradict each other, or a sink is unknown or its package not installed.
     """
 
     def __init__(
@@ -41,6 +48,7 @@ class LocalBackend:
         engine: EngineConfig | None = None,
         parallel: ParallelConfig | None = None,
         keep_checkpoints: int | RetentionConfig = 3,
+        sinks: Sequence[str | MetricSink] = (),
         **settings: Any,
     ) -> None:
         if engine is not None and settings:
@@ -51,6 +59,7 @@ class LocalBackend:
             raise ConfigError(
                 f"keep_checkpoints={keep_checkpoints}: at least {SERVED_VERSIONS}, the served ones"
             )
+        self.sinks = as_sinks(sinks)
         self.root = Path(root)
         self.engine_config = engine or EngineConfig(**settings)
         self.parallel = parallel
@@ -124,6 +133,7 @@ class LocalBackend:
                 directory=self._directory(config.project, config.name),
                 keep_checkpoints=self.keep_checkpoints,
                 apart=placement is not None and placement.apart,
+                sinks=self.sinks,
             )
             await registration.astart()
         except BaseException:

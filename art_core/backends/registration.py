@@ -35,6 +35,7 @@ from art_core.observe.gathered import gathered_metrics
 from art_core.observe.machine import environment, in_words
 from art_core.observe.phases import Training
 from art_core.observe.run_log import RunLog
+from art_core.observe.sinks.base import MetricSink
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
@@ -62,6 +63,7 @@ class LocalRegistration:
         directory: Path,
         keep_checkpoints: RetentionConfig,
         apart: bool = False,
+        sinks: Sequence[MetricSink] = (),
     ) -> None:
         self.config = config
         self.store = store
@@ -95,7 +97,7 @@ class LocalRegistration:
             },
             continues=_run_to_go_on_from(store, config.name, directory),
         )
-        self._log = RunLog(store, self._run)
+        self._log = RunLog(store, self._run, sinks, directory.parent)
         where = environment()
         store.add_event(self._run, "environment", in_words(where), where)
         self._sink = store.sink(self._run)
@@ -215,6 +217,7 @@ class LocalRegistration:
             await self.engine.close()
             raise
         self._monitor = ServingMonitor(metric_sources(self.engine)).start()
+        self._log.begin()
 
     def _complete(self, update: LastUpdate, model: str, adapter: Path) -> None:
         """Put an update on record whose process ended before it could."""
@@ -228,6 +231,7 @@ class LocalRegistration:
         await asyncio.to_thread(self._monitor.close)
         await self.engine.close()
         await asyncio.to_thread(self._trainer.close)
+        await asyncio.to_thread(self._log.close, RunState.FINISHED)
         self.store.end_run(self._run, RunState.FINISHED)
         self.store.close()
 

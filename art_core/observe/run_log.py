@@ -5,10 +5,13 @@ restarted are one curve; the store has a step's numbers before anybody else is t
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from art_core.observe.phases import Phases, Training
-from art_core.store import Store
+from art_core.observe.sinks.base import MetricSink
+from art_core.observe.sinks.delivery import Delivery
+from art_core.store import RunState, Store
 from art_core.types import TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -25,16 +28,28 @@ class RunLog:
     Args:
         store: where they are kept.
         run_id: of the run.
+        sinks: where they go from there.
+        directory: for sinks that write files and were not told where.
     """
 
-    def __init__(self, store: Store, run_id: str) -> None:
+    def __init__(self, store: Store, run_id: str, sinks: Sequence[MetricSink], directory: Path) -> None:
         self._store = store
         self._run = run_id
+        self._sinks = sinks
+        self._directory = directory
         self._phases = Phases()
+        self._delivery: Delivery | None = None
 
     def begin(self) -> None:
-        """From now on it takes time."""
+        """From now on it takes time, and sinks are told."""
         self._phases = Phases()
+        self._delivery = Delivery(self._store, self._run, self._sinks, self._directory)
+
+    def close(self, state: RunState) -> None:
+        """Tell sinks the rest, and how the run ended."""
+        if self._delivery is not None:
+            self._delivery.close(state)
+            self._delivery = None
 
     def complete(self, report: "TrainReport", version: int) -> None:
         """Keep the numbers of an update whose process ended before it could, unless they are kept.
@@ -43,7 +58,7 @@ class RunLog:
             report: of the trainer.
             version: number of the policy version that it made.
         """
-        for run in lineage(self._store, self._run):
+        for run in self._store.lineage(self._run):
             if any(metric.value == version for metric in self._store.metrics(run, "policy_version")):
                 return
         self._keep({**report.metrics, "policy_version": float(version)}, version)
@@ -73,26 +88,12 @@ class RunLog:
         }
         step = self._keep(metrics, version)
         self._store.log_trained(self._run, step, report.trained)
+        if self._delivery is not None:
+            self._delivery.notify()
 
     def _keep(self, metrics: Mapping[str, float], version: int) -> int:
         """Write a step's numbers under its own number, which is returned."""
-        last = max(last_step(self._store, run) for run in lineage(self._store, self._run))
+        last = max(self._store.last_step(run) for run in self._store.lineage(self._run))
         step = max(last + 1, version)
         self._store.log_metrics(self._run, step, metrics)
         return step
-
-
-def lineage(store: Store, run_id: str) -> list[str]:
-    """A run and those that it continues, oldest first."""
-    continues = {run.id: run.continues for run in store.runs()}
-    found: list[str] = []
-    at: str | None = run_id
-    while at is not None and at not in found:
-        found.append(at)
-        at = continues.get(at)
-    return found[::-1]
-
-
-def last_step(store: Store, run_id: str) -> int:
-    """Number of a run's last training step that has metrics; 0 without any."""
-    return max((metric.step for metric in store.metrics(run_id, "updates")), default=0)

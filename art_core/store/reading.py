@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Engine, Select, select
+from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
 
 from art_core.store import codec
 from art_core.store.contents import read_contents
@@ -108,6 +108,21 @@ def read_runs(connection: Connection, *conditions: ColumnElement[bool]) -> list[
     ]
 
 
+def read_lineage(connection: Connection, run_id: str) -> list[str]:
+    """A run and those that it continues, oldest first."""
+    found: list[str] = []
+    at: str | None = run_id
+    while at is not None and at not in found:
+        found.append(at)
+        at = connection.scalar(select(runs.c.continues).where(runs.c.id == at))
+    return found[::-1]
+
+
+def read_last_step(connection: Connection, run_id: str) -> int:
+    """Number of the last training step that a run has metrics of; 0 without any."""
+    return connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
+
+
 def read_scores(connection: Connection, trajectory_id: str) -> list[Score]:
     """A trajectory's reward history, oldest first."""
     query = select(scores).where(scores.c.trajectory_id == trajectory_id).order_by(scores.c.seq)
@@ -124,13 +139,22 @@ def read_scores(connection: Connection, trajectory_id: str) -> list[Score]:
     ]
 
 
-def read_metrics(connection: Connection, run_id: str, name: str | None) -> list[Metric]:
-    """A run's metrics by step, then in the order in which they were logged."""
+def read_metrics(connection: Connection, run_id: str, name: str | None, after: int = 0) -> list[Metric]:
+    """A run's metrics by step, then in the order in which they were logged; those logged after a ``seq``."""
     query = select(metrics).where(metrics.c.run_id == run_id).order_by(metrics.c.step, metrics.c.seq)
+    if after:
+        query = query.where(metrics.c.seq > after)
     if name is not None:
         query = query.where(metrics.c.name == name)
     return [
-        Metric(row.run_id, row.step, row.name, math.nan if row.value is None else row.value, row.created_at)
+        Metric(
+            row.run_id,
+            row.step,
+            row.name,
+            math.nan if row.value is None else row.value,
+            row.created_at,
+            row.seq,
+        )
         for row in connection.execute(query)
     ]
 

@@ -116,13 +116,19 @@ class TrainedStep:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a run at one training step; NaN and infinities are kept as they are."""
+    """One number of a run at one training step; NaN and infinities are kept as they are.
+
+    Attributes:
+        created_at: Unix time, seconds.
+        seq: its place among all that was logged: what is logged later has a larger one.
+    """
 
     run_id: str
     step: int
     name: str
     value: float
     created_at: float
+    seq: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

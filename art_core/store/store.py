@@ -312,6 +312,16 @@ class Store:
         with read_transaction(self._engine) as connection:
             return reading.read_runs(connection)
 
+    def lineage(self, run_id: str) -> list[str]:
+        """Ids of a run and of those that it continues, oldest first."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_lineage(connection, run_id)
+
+    def last_step(self, run_id: str) -> int:
+        """Number of the last training step that a run has metrics of; 0 without any."""
+        with read_transaction(self._engine) as connection:
+            return reading.read_last_step(connection, run_id)
+
     def log_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> None:
         """Keep a training step's numbers; those of an earlier attempt at the same step are replaced."""
         now = time.time()
@@ -330,10 +340,16 @@ class Store:
         if rows:
             self._write(f"logging metrics of step {step}", apply, run_id)
 
-    def metrics(self, run_id: str, name: str | None = None) -> list[Metric]:
-        """A run's metrics by step; all of them, or those of one name."""
+    def metrics(self, run_id: str, name: str | None = None, *, after: int = 0) -> list[Metric]:
+        """A run's metrics by step.
+
+        Args:
+            run_id: of the run.
+            name: of the metric; None: all of them.
+            after: only what was logged after a metric with this ``seq``, so that a run can be followed.
+        """
         with read_transaction(self._engine) as connection:
-            return reading.read_metrics(connection, run_id, name)
+            return reading.read_metrics(connection, run_id, name, after)
 
     def log_trained(self, run_id: str, train_step: int, trained: Sequence["StepTraining"]) -> None:
         """Keep what a training step did with the steps of rollouts, which the store holds.

@@ -1,0 +1,91 @@
+"""Metrics for Weights & Biases, online or offline.
+
+Invariant: runs that continue each other are one W&B run, under an id made of ours; what it has of a step is
+not sent again.
+
+Offline, W&B cannot say what it has: a file beside its own says how far we are.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from art_core.observe.sinks.base import SinkRun, require
+from art_core.store import RunState
+
+
+class WandbSink:
+    """Logs to Weights & Biases.
+
+    Offline runs lie in ``<directory>/wandb`` and are sent with ``wandb sync DIRECTORY/wandb/offline-run-*``
+    when there is a network.
+
+    Args:
+        project: W&B's; None: ours.
+        entity: user or team; None: the default of whoever is logged in.
+        directory: of W&B's files; None: beside the model's checkpoints.
+        mode: ``online`` or ``offline``; None: what ``WANDB_MODE`` says, else online.
+        tags: of the run.
+
+    Raises:
+        ConfigError: wandb is not installed.
+    """
+
+    name = "wandb"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        entity: str | None = None,
+        directory: str | Path | None = None,
+        mode: Literal["online", "offline"] | None = None,
+        tags: tuple[str, ...] = (),
+    ) -> None:
+        require("wandb", self.name, "wandb")
+        self._project = project
+        self._entity = entity
+        self._directory = None if directory is None else Path(directory)
+        self._mode: Literal["online", "offline"] | None = mode
+        self._tags = tags
+
+    def open(self, run: SinkRun) -> "_Run":
+        """Begin a run, or go on with it."""
+        import wandb
+
+        directory = self._directory or run.directory
+        directory.mkdir(parents=True, exist_ok=True)
+        opened = wandb.init(
+            project=self._project or run.project,
+            entity=self._entity,
+            id=run.id,
+            name=run.title,
+            resume="allow",
+            reinit="create_new",  # several models may be in training in this process
+            mode=self._mode,
+            dir=str(directory),
+            config=dict(run.config),
+            tags=self._tags or None,
+            # What a server or trainer prints is in log files of ours; W&B is here for the numbers.
+            settings=wandb.Settings(console="off", silent=True),
+        )
+        return _Run(opened, directory / "wandb" / f"{run.id}.step")
+
+
+class _Run:
+    def __init__(self, run: Any, reached: Path) -> None:
+        self._run = run
+        self._reached = reached
+        self.last_step = json.loads(reached.read_text()) if reached.exists() else 0
+        if not run.offline:
+            self.last_step = max(0, run.step - 1)  # W&B says which one comes next
+
+    def log(self, step: int, values: Mapping[str, float], at: float) -> None:
+        self._run.log({**values, "_timestamp": at}, step=step, commit=True)
+        scratch = self._reached.with_suffix(".new")
+        scratch.write_text(json.dumps(step))
+        scratch.replace(self._reached)
+
+    def close(self, state: RunState | None) -> None:
+        self._run.finish(exit_code=1 if state is RunState.FAILED else 0)
