@@ -26,6 +26,7 @@ from art_langgraph.langfuse.ids import trace_id
 from art_langgraph.langfuse.observations import OWN_TAG, Observation, as_json, as_text, observations
 
 _LONGEST_TAG = 200  # characters that Langfuse takes of a tag, a session's id or a name
+_LATEST = 2**63 - 1  # nanoseconds: in the year 2262
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
@@ -110,7 +111,7 @@ class TraceEncoder:
             Name.TRACE_TAGS: [as_text(tag)[:_LONGEST_TAG] for tag in tags],
         }
         if trajectory.group_id:
-            shared[Name.TRACE_SESSION_ID] = trajectory.group_id[:_LONGEST_TAG]
+            shared[Name.TRACE_SESSION_ID] = as_text(trajectory.group_id)[:_LONGEST_TAG]
         return shared
 
     def _of_trace(self, trajectory: Trajectory, run_id: str | None) -> dict[str, Any]:
@@ -121,6 +122,7 @@ class TraceEncoder:
             "scenario_id": trajectory.scenario.id,
             "status": trajectory.status.value,
             "faults": dict(trajectory.faults) or None,
+            "components": dict(trajectory.components) or None,
         }
         given: dict[str, Any] = {
             **self._metadata,
@@ -129,28 +131,33 @@ class TraceEncoder:
             **({"metrics": dict(trajectory.metrics)} if trajectory.metrics else {}),
             "art": {key: value for key, value in art.items() if value is not None},
         }
-        return {f"{Name.TRACE_METADATA}.{key}": self._json(v) for key, v in given.items() if v is not None}
+        return {
+            f"{Name.TRACE_METADATA}.{as_text(key)}": self._json(value)
+            for key, value in given.items()
+            if value is not None
+        }
 
     def _span(self, trace: int, o: Observation, shared: Mapping[str, Any]) -> ReadableSpan:
+        message = as_text(o.status_message, self._max_text) if o.status_message else None
         attributes: dict[str, Any] = {
             **shared,
             Name.OBSERVATION_TYPE: o.kind,
             Name.OBSERVATION_LEVEL: o.level,
-            Name.OBSERVATION_STATUS_MESSAGE: as_text(o.status_message, self._max_text)
-            if o.status_message
-            else None,
+            Name.OBSERVATION_STATUS_MESSAGE: message,
             Name.OBSERVATION_INPUT: None if o.input is None else as_text(o.input, self._max_text),
             Name.OBSERVATION_OUTPUT: None if o.output is None else as_text(o.output, self._max_text),
-            Name.VERSION: o.version,
-            Name.OBSERVATION_MODEL: o.model,
+            Name.VERSION: as_text(o.version) if o.version else None,
+            Name.OBSERVATION_MODEL: as_text(o.model) if o.model else None,
             Name.OBSERVATION_MODEL_PARAMETERS: as_text(o.model_parameters) if o.model_parameters else None,
             Name.OBSERVATION_USAGE_DETAILS: as_text(o.usage) if o.usage else None,
         }
         if o.prompt is not None:
             attributes[Name.OBSERVATION_PROMPT_NAME], attributes[Name.OBSERVATION_PROMPT_VERSION] = o.prompt
         for key, value in o.metadata.items():
-            attributes[f"{Name.OBSERVATION_METADATA}.{key}"] = None if value is None else self._json(value)
-        started = int(o.started_at * 1e9)
+            attributes[f"{Name.OBSERVATION_METADATA}.{as_text(key)}"] = (
+                None if value is None else self._json(value)
+            )
+        started = _nanoseconds(o.started_at)
         return ReadableSpan(
             name=as_text(o.name)[:_LONGEST_TAG] or o.kind,
             context=_context(trace, o.id),
@@ -158,14 +165,18 @@ class TraceEncoder:
             resource=self._resource,
             attributes={key: value for key, value in attributes.items() if value is not None},
             kind=SpanKind.INTERNAL,
-            status=Status(StatusCode.ERROR, o.status_message) if o.level == "ERROR" else Status(),
+            status=Status(StatusCode.ERROR, message) if o.level == "ERROR" else Status(),
             start_time=started,
-            end_time=max(started, int(o.ended_at * 1e9)),
+            end_time=max(started, _nanoseconds(o.ended_at)),
             instrumentation_scope=self._scope,
         )
 
     def _json(self, value: Any) -> str:
         return as_text(as_json(value), self._max_text)
+
+
+def _nanoseconds(unix: float) -> int:
+    return min(max(0, int(unix * 1e9)), _LATEST)
 
 
 def _context(trace: int, span: str) -> SpanContext:

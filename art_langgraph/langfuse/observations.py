@@ -292,7 +292,7 @@ def first_text(value: Any) -> str:
         return value
     if isinstance(value, Mapping):
         return first_text(value.get("content") or value.get("text"))
-    if isinstance(value, Sequence) and value:
+    if isinstance(value, list | tuple) and value:
         return first_text(value[0])
     return ""
 

@@ -7,9 +7,10 @@ Langfuse replaces a score that comes again with the same id and timestamp; so re
 their rollout ended, and say in their metadata when they were given.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from art_core.store.records import Feedback, FeedbackKind, Score
 from art_core.types import Trajectory
@@ -65,18 +66,30 @@ def _rewards(trajectory: Trajectory, history: Sequence[Score]) -> Iterator[dict[
     told: dict[str, Any] = {}
     if last is not None:
         told["metadata"] = {"author": last.author, "scored_at": _time(last.created_at)}
-    why = last.explanation if last else ""
+    reasons = {name: _reason(trajectory, name) for name in trajectory.components}
+    # A judge's only score is the reward, also where nobody wrote its history.
+    why = (last.explanation if last else "") or "; ".join(reason for reason in reasons.values() if reason)
     yield _score(trajectory, REWARD, trajectory.reward, comment=why, **told)
     for name, value in trajectory.components.items():
-        yield _score(trajectory, f"{REWARD}/{name}", value, **told)
+        if math.isfinite(value):  # JSON has no others; the trace's metadata has them all
+            yield _score(trajectory, f"{REWARD}/{name}", value, comment=reasons[name], **told)
+
+
+def _reason(trajectory: Trajectory, component: str) -> str:
+    """The explanation that a judge left with its component."""
+    left: Any = trajectory.metadata.get(component)
+    found: Any = cast("Mapping[str, Any]", left).get("explanation") if isinstance(left, Mapping) else None
+    return found if isinstance(found, str) else ""
 
 
 def _of_parts(trajectory: Trajectory) -> Iterator[dict[str, Any]]:
     where = step_observations(trajectory) if trajectory.step_rewards else {}
     for step, value in trajectory.step_rewards.items():
-        if step in where:
+        if step in where and math.isfinite(value):
             yield _score(trajectory, STEP_REWARD, value, of=step, observationId=where[step])
     for node, value in trajectory.node_rewards.items():
+        if not math.isfinite(value):
+            continue
         runs = node_observations(trajectory, node) or [observation_id(trajectory.id, "")]
         for run in runs:
             yield _score(
