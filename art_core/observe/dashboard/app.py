@@ -4,10 +4,8 @@ Invariant: every answer forbids what the pages do not need (scripts of others, i
 hosts), and an error of ours is a page that says what to do.
 """
 
-import importlib
 import secrets
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -20,19 +18,30 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from art_core.errors import ArtError, StoreError, UnknownRunError, UnknownTrajectoryError
+from art_core.observe.dashboard import (
+    feedback_forms,
+    knob_control,
+    live,
+    pages_audit,
+    pages_groups,
+    pages_runs,
+    pages_scenarios,
+    pages_trajectories,
+    pages_tree,
+)
 from art_core.observe.dashboard.page import HERE, Site, make_templates, render
 from art_core.store import Store
 
 PAGES = (
-    "pages_runs",
-    "live",
-    "knob_control",
-    "pages_audit",
-    "pages_tree",  # before groups, whose addresses take any rest
-    "pages_groups",
-    "pages_trajectories",
-    "pages_scenarios",
-    "feedback_forms",
+    pages_runs,
+    live,
+    knob_control,
+    pages_audit,
+    pages_tree,  # before groups, whose addresses take any rest
+    pages_groups,
+    pages_trajectories,
+    pages_scenarios,
+    feedback_forms,
 )
 """Modules of this package that have pages, each a ``router``."""
 
@@ -75,10 +84,8 @@ def create_app(store: Store, *, control: bool = False, hosts: Sequence[str] | No
     app.add_middleware(_Headers)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
     app.add_api_route("/vendor/plotly.min.js", _plotly, methods=["GET", "HEAD"])
-    for name in PAGES:
-        module = f"{__package__}.{name}"
-        if find_spec(module) is not None:
-            app.include_router(importlib.import_module(module).router)
+    for module in PAGES:
+        app.include_router(module.router)
     app.add_exception_handler(ArtError, _ours)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(RequestValidationError, _unreadable)

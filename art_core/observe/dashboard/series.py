@@ -147,11 +147,11 @@ def read_series(
     of = metrics.c
     query = select(of.name, of.step, of.value, of.created_at).where(of.run_id == run_id, of.name.in_(names))
     columns: dict[str, tuple[list[int], list[float | None], list[float]]] = {}
-    for name, step, value, at in connection.execute(query.order_by(of.step)).tuples():
-        steps, values, times = columns.setdefault(name, ([], [], []))
-        steps.append(step)
-        values.append(value if value is not None and math.isfinite(value) else None)
-        times.append(at)
+    for row in connection.execute(query.order_by(of.step)):
+        steps, values, times = columns.setdefault(row.name, ([], [], []))
+        steps.append(row.step)
+        values.append(row.value if row.value is not None and math.isfinite(row.value) else None)
+        times.append(row.created_at)
     return {name: Series(name, *columns[name]).thinned(most) for name in names if name in columns}
 
 
