@@ -41,8 +41,12 @@ def thumb(
     as_json: AsJson = False,
 ) -> None:
     """Thumb up, thumb down."""
+    from art_core.rewards.feedback import thumb as keep
+
     with opened(project, root, url) as store:
-        _keep(store, trajectory, "thumb", 1.0 if direction == "up" else -1.0, comment, author, as_json)
+        found, who = _about(store, trajectory), author or _user()
+        keep(store, found, up=direction == "up", author=who, comment=comment)
+    _tell(found, "thumb", 1.0 if direction == "up" else -1.0, who, comment, None, as_json)
 
 
 @app.command()
@@ -57,8 +61,12 @@ def score(
     as_json: AsJson = False,
 ) -> None:
     """Give a score from 0 to 1."""
+    from art_core.rewards.feedback import rate
+
     with opened(project, root, url) as store:
-        _keep(store, trajectory, "score", value, comment, author, as_json)
+        found, who = _about(store, trajectory), author or _user()
+        rate(store, found, value, author=who, comment=comment)
+    _tell(found, "score", value, who, comment, None, as_json)
 
 
 @app.command()
@@ -74,11 +82,12 @@ def prefer(
     as_json: AsJson = False,
 ) -> None:
     """Prefer one trajectory to another of the same scenario."""
-    from art_core.store.finding import find_trajectory_id
+    from art_core.rewards.feedback import prefer as keep
 
     with opened(project, root, url) as store:
-        over = find_trajectory_id(store, worse)
-        _keep(store, better, "choice", 0.5 if tie else 1.0, comment, author, as_json, over=over)
+        found, over, who = _about(store, better), _about(store, worse), author or _user()
+        keep(store, found, over=over, tie=tie, author=who, comment=comment)
+    _tell(found, "choice", 0.5 if tie else 1.0, who, comment, over, as_json)
 
 
 @app.command("list")
@@ -123,6 +132,16 @@ def export(
             "--to", "-o", help="File; left out: standard output.", dir_okay=False, show_default=False
         ),
     ] = None,
+    form: Annotated[
+        Literal["records", "pairs"],
+        typer.Option(
+            "--form", help="What was said, one entry a line; or choices as TRL's DPOTrainer reads them."
+        ),
+    ] = "records",
+    node: Annotated[
+        str | None,
+        typer.Option("--node", help="Of pairs: compare what this LangGraph node said.", show_default=False),
+    ] = None,
     run: Annotated[
         str | None,
         typer.Option("--run", help="Of this run's trajectories (or 'last').", show_default=False),
@@ -133,7 +152,6 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export what people said as JSON lines, oldest first. With --to the file appears whole or not at all."""
-    from art_core.cli.output import as_json as line_of
     from art_core.cli.output import cell, show, show_json
     from art_core.errors import ConfigError
     from art_core.jsonl import write_lines
@@ -143,7 +161,7 @@ def export(
         raise ConfigError("--json says what became of a file: name one (--to), or leave --json out")
     with opened(project, root, url) as store:
         run_id = None if run is None else find_run(store, None if run == "last" else run).id
-        lines = [line_of(said) for said in store.feedback(run_id=run_id)]
+        lines = _records(store, run_id) if form == "records" else _pairs(store, run_id, node)
     if to is None:
         for line in lines:
             print(line)
@@ -155,27 +173,38 @@ def export(
         show(cell(f"{to}: {count:,} lines"))
 
 
-def _keep(
-    store: "Store",
-    trajectory: str,
-    kind: Literal["thumb", "score", "choice"],
-    value: float,
-    comment: str,
-    author: str | None,
-    as_json: bool,
-    over: str | None = None,
-) -> None:
-    from art_core.cli.output import cell, show, show_json
+def _records(store: "Store", run_id: str | None) -> list[str]:
+    from art_core.cli.output import as_json
+
+    return [as_json(said) for said in store.feedback(run_id=run_id)]
+
+
+def _pairs(store: "Store", run_id: str | None, node: str | None) -> list[str]:
+    from art_core.cli.output import as_json
+    from art_core.rewards.dpo import preference_pairs
+    from art_core.rewards.labels import labels_of
+
+    choices = labels_of(store.feedback(run_id=run_id)).preferences
+    return [as_json(pair.row()) for pair in preference_pairs(choices, store.trajectory, node=node)]
+
+
+def _about(store: "Store", trajectory: str) -> str:
     from art_core.store.finding import find_trajectory_id
 
-    found = find_trajectory_id(store, trajectory)
-    who = author or _user()
-    store.add_feedback(found, kind=kind, value=value, author=who, comment=comment, over=over)
+    return find_trajectory_id(store, trajectory)
+
+
+def _tell(
+    trajectory_id: str, kind: str, value: float, author: str, comment: str, over: str | None, as_json: bool
+) -> None:
+    """Say what was kept."""
+    from art_core.cli.output import cell, show, show_json
+
     if as_json:
-        said = {"trajectory_id": found, "kind": kind, "value": value, "author": who}
+        said = {"trajectory_id": trajectory_id, "kind": kind, "value": value, "author": author}
         show_json({**said, "comment": comment, "over": over})
     else:
-        show(cell(f"kept: {kind} by {who} on {found}"))
+        show(cell(f"kept: {kind} by {author} on {trajectory_id}"))
 
 
 def _user() -> str:

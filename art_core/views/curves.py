@@ -86,12 +86,12 @@ def short_number(value: float) -> str:
     if not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     size = abs(value)
-    if size and (size < 1e-3 or size >= 1e6):
+    if size and (size < 1e-3 or size >= 999_999.5):
         mantissa, _, exponent = f"{value:.1e}".partition("e")
         return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     if float(value).is_integer():
         return f"{value:,.0f}"
-    return f"{value:.3f}" if size < 10 else f"{value:,.1f}"
+    return f"{value:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:,.0f}"
 
 
 # -- in characters -------------------------------------------------------------------------------------

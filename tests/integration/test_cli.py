@@ -26,6 +26,9 @@ from art_core.types import Failure, RolloutStatus, Scenario
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
+ASK = ({"role": "user", "content": "Paris or Rome?"},)
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with three runs."""
@@ -239,10 +242,8 @@ def test_a_node_that_made_no_call_is_a_usage_error_that_lists_those_that_did(roo
 
 
 def test_two_trajectories_are_compared_from_where_they_part(tmp_path: Path) -> None:
-    ask = {"role": "user", "content": "Paris or Rome?"}
-
     def answered(name: str, words: str, reward: float) -> Any:
-        step = a_step(name, messages=(ask,), response={"role": "assistant", "content": words})
+        step = a_step(name, messages=ASK, response={"role": "assistant", "content": words})
         return replace(a_trajectory(name, reward=reward), steps=(step,))
 
     with Store.open("p", tmp_path) as store:
@@ -250,7 +251,7 @@ def test_two_trajectories_are_compared_from_where_they_part(tmp_path: Path) -> N
         store.save_trajectory(answered("t-b", "Rome", 0.0))
     compared = told(tmp_path, "trajectories", "compare", "t-a", "t-b")
     assert compared["same_scenario"] is True
-    assert compared["common_messages"] == [ask]
+    assert compared["common_messages"] == list(ASK)
     assert [t["messages"][0]["content"] for t in compared["trajectories"]] == ["Paris", "Rome"]
     assert [t["reward"] for t in compared["trajectories"]] == [1.0, 0.0]
     shown = art(tmp_path, "trajectories", "compare", "t-a", "t-b").stdout
@@ -293,10 +294,13 @@ def test_a_file_that_cannot_be_written_is_left_out_whole(root: Path, tmp_path: P
 def test_what_people_say_is_kept_listed_and_exported(tmp_path: Path) -> None:
     with Store.open("p", tmp_path) as store:
         for name in ("t-a", "t-b"):
-            store.save_trajectory(a_trajectory(name))
+            answer = a_step(name, messages=ASK, response={"role": "assistant", "content": name})
+            store.save_trajectory(replace(a_trajectory(name), steps=(answer,)))
     told(tmp_path, "feedback", "thumb", "t-a", "down", "-c", "it lied")
     told(tmp_path, "feedback", "score", "t-a", "0.75", "--author", "bo")
     told(tmp_path, "feedback", "prefer", "t-a", "t-b")
+    (pair,) = map(json.loads, art(tmp_path, "feedback", "export", "--form", "pairs").stdout.splitlines())
+    assert set(pair) >= {"prompt", "chosen", "rejected"}
     told(tmp_path, "feedback", "prefer", "t-b", "t-a", "--tie")
     said = told(tmp_path, "feedback", "list")["feedback"]
     assert [(f["trajectory_id"], f["kind"], f["value"], f["author"], f["over"]) for f in said] == [
