@@ -101,7 +101,10 @@ async def groups_of(mailbox: Mailbox, count: int) -> list[TrajectoryGroup]:
     for scenario in mixed[:count]:
         runs = [
             await arollout(
-                build_graph(Scripted(policy=policy), mailbox), scenario, require_policy_calls=False
+                build_graph(Scripted(policy=policy), mailbox),
+                scenario,
+                require_policy_calls=False,
+                spans=False,  # as in training
             )
             for policy in policies(scenario).values()
         ]

@@ -32,7 +32,7 @@ from art_core.store import Store
 from art_core.training.sft import Conversation
 from art_core.types import TrajectoryGroup
 from art_langgraph import agather
-from examples.email_research.agent import build_graph, greedy_agent, sampling_agent
+from examples.email_research.agent import MOST_TOKENS, build_graph, greedy_agent, sampling_agent
 from examples.email_research.display import (
     Evaluation,
     TrainingStep,
@@ -48,6 +48,8 @@ from examples.email_research.rewards import rules
 from examples.options import PREPARED, knobs, model_named
 
 PROJECT = "email-research"
+IN_VAIN = 3
+"""Batches in a row without one group that could be scored, after which something is wrong with them all."""
 TRAINING, HELD_OUT = ("harbour", "museum"), "clinic"
 
 
@@ -63,6 +65,7 @@ def parse_options(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--gpu-memory-utilization", type=float, default=0.3, help="share of a GPU that vLLM takes"
     )
     parser.add_argument("--max-model-len", type=int, default=6144, help="tokens of the longest run")
+    parser.add_argument("--max-tokens", type=int, default=MOST_TOKENS, help="sampled in one turn")
     parser.add_argument("--seed", type=int, default=0, help="of the order of questions and of sampling")
     parser.add_argument("--steps", type=int, default=30, help="GRPO steps; 0: evaluate (and warm up) alone")
     parser.add_argument("--minutes", type=float, help="begin no further step after so many minutes")
@@ -91,6 +94,7 @@ def parse_options(given: Sequence[str] | None = None) -> argparse.Namespace:
         "--judge", default="local", help="local, provider:model, or a server's URL ending in /v1"
     )
     parser.add_argument("--judge-model", help="what a server's model is called")
+    parser.add_argument("--judge-context", type=int, help="tokens of its context; default: --max-model-len")
     parser.add_argument("--held-out", type=int, default=100, help="questions about the held-out inbox")
     parser.add_argument("--evaluate-every", type=int, default=10, help="steps; 0: before and after alone")
     parser.add_argument("--evaluate", choices=("greedy", "sampled"), default="greedy")
@@ -120,13 +124,16 @@ class Training:
         )
         self.mailbox = prepared()
         self.agents = {
-            "sampled": sampling_agent(self.model, max_connections=options.concurrency),
-            "greedy": greedy_agent(self.model, max_connections=options.concurrency),
+            how: agent(
+                self.model, self.mailbox, max_tokens=options.max_tokens, max_connections=options.concurrency
+            )
+            for how, agent in (("sampled", sampling_agent), ("greedy", greedy_agent))
         }
         self.held_out = self.mailbox.scenarios(HELD_OUT)[: options.held_out]
         self.order = self._endless(self.mailbox.scenarios(*TRAINING))
         self.steps: list[TrainingStep] = []
         self.evaluations: list[Evaluation] = []
+        self.in_vain = 0
         self.ruler: Ruler | None = None
 
     def _endless(self, scenarios: list[Scenario]) -> Iterator[Scenario]:
@@ -165,8 +172,8 @@ class Training:
         self.console.print(evaluations_table(self.evaluations))
         self.save()
 
-    async def step(self) -> None:
-        """Ask about the training inboxes, and learn from it."""
+    async def step(self) -> bool:
+        """Ask about the training inboxes, and learn from it; False when there was nothing to learn from."""
         start = time.perf_counter()
         gathered = await self.ask(
             "sampled", list(itertools.islice(self.order, self.options.groups)), self.options.group_size
@@ -176,10 +183,11 @@ class Training:
             with Store.open(PROJECT, self.options.out) as store:
                 groups, unscored = await judged(self.ruler, groups, store)
         if not groups:
-            raise SystemExit(
-                f"step {len(self.steps) + 1}: in {len(gathered.dropped)} groups too few runs came to an end, "
-                f"{unscored} could not be judged; nothing is left to train on"
+            self.console.print(
+                f"step {len(self.steps) + 1}, once more with other questions: too few runs came to an end in "
+                f"{len(gathered.dropped)} groups, {unscored} could not be judged"
             )
+            return False
         rolled = time.perf_counter()
         report = await self.model.atrain(groups)
         runs = [run for group in groups for run in group.scored]
@@ -197,6 +205,7 @@ class Training:
                 train_seconds=time.perf_counter() - rolled,
             )
         )
+        return True
 
     async def warm_start(self) -> None:
         """Imitate whoever `--warm-start` names."""
@@ -236,7 +245,11 @@ class Training:
                 steps_table(self.steps, options.steps), console=self.console, refresh_per_second=4
             ) as live:
                 while len(self.steps) < min(until, options.steps) and not self.late:
-                    await self.step()
+                    self.in_vain = 0 if await self.step() else self.in_vain + 1
+                    if self.in_vain == IN_VAIN:
+                        raise SystemExit(
+                            f"{IN_VAIN} batches of questions in a row taught nothing; see the record"
+                        )
                     self.save()
                     live.update(steps_table(self.steps, options.steps))
             await self.evaluate(f"step {len(self.steps)}")
@@ -261,7 +274,8 @@ class Training:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self.model)
             if options.reward == "ruler":
-                named = ruler_of(self.model, options.judge, options.judge_model, options.max_model_len)
+                context = options.judge_context or options.max_model_len
+                named = ruler_of(self.model, options.judge, options.judge_model, context)
                 self.ruler = await stack.enter_async_context(named)
             await self.evaluate("as it comes")
             if options.warm_start != "none":

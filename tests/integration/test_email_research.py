@@ -1,9 +1,6 @@
 """The mailbox example: its agent before a server that answers badly, and its training as users start it."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +9,7 @@ from typing import Any
 import pytest
 from fakes.vllm_server import FakeVLLM, Reply, ToolCall
 from helpers.judges import runs, told
-from helpers.tiny import tiny_model
+from helpers.researcher import tiny_researcher, train
 
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.rewards import ToolErrors
@@ -22,8 +19,6 @@ from art_langgraph import arollout
 from examples.email_research.agent import MOST_TURNS, NO_CALL, sampling_agent
 from examples.email_research.mailbox import Mailbox, prepared
 from examples.email_research.rewards import rules
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -169,46 +164,14 @@ async def test_a_run_that_never_answers_ends_after_its_turns_and_is_worth_nothin
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tiny_model(tmp_path_factory.mktemp("researcher") / "model")
-    # Its byte-level tokenizer needs some 2,000 tokens for the tools alone.
-    config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 16384}))
-    return path
-
-
-def train(model: Path, cache: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """Run the script, small; its figures and what it printed."""
-    small = (
-        "--groups 2 --group-size 2 --held-out 2 --evaluate-every 0 --max-model-len 12288 --token-budget 4096"
-    )
-    done = subprocess.run(
-        [
-            *(sys.executable, str(ROOT / "examples/email_research/train.py")),
-            *("--model", str(model), "--out", str(out), "--json", str(out / "figures.json")),
-            *small.split(),
-            *options,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env={
-            **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")},
-            "ART_MAIL_CACHE": str(cache),
-            "COLUMNS": "140",
-            "HF_HUB_OFFLINE": "1",
-        },
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((out / "figures.json").read_text()), done.stdout
+    return tiny_researcher(tmp_path_factory.mktemp("researcher") / "model")
 
 
 def test_training_by_rules_runs_on_the_embedded_engine_and_keeps_its_record(
     model: Path, cache: Path, tmp_path: Path
 ) -> None:
     warm = ("--warm-start", "expert", "--warm-steps", "1", "--warm-batch", "8")
-    figures, printed = train(
-        model, cache, tmp_path, "--steps", "1", *warm, "--plot", str(tmp_path / "curve.png")
-    )
+    figures, printed = train(model, cache, tmp_path, *warm, "--plot", str(tmp_path / "curve.png"))
     assert [e["name"] for e in figures["evaluations"]] == ["as it comes", "warm start", "step 1"]
     assert [e["questions"] for e in figures["evaluations"]] == [2, 2, 2]
     assert [s["step"] for s in figures["steps"]] == [1]
@@ -230,7 +193,7 @@ def test_training_by_ruler_alone_learns_from_the_judge_and_reports_the_rules(
 
     with FakeVLLM(judge) as server:
         by_judge = ("--reward", "ruler", "--judge", server.base_url, "--judge-model", "judge")
-        figures, _ = train(model, cache, tmp_path, "--steps", "1", *by_judge)
+        figures, _ = train(model, cache, tmp_path, *by_judge)
         assert len(server.bodies) == 2, "one question for each group"
         assert "newest" in server.bodies[0]["messages"][0]["content"], "the rubric"
     (step,) = figures["steps"]
