@@ -121,7 +121,7 @@ class _Scale:
         least = min(_LEAST, WIDTH / (2 * len(parts))) if parts else 0.0
         room = WIDTH - least * len(parts)
         total = sum(parts) or 1.0
-        self._places = [0.0]
+        self._places = [0.0] if depths else []
         for part in parts:
             self._places.append(self._places[-1] + least + room * part / total)
 
