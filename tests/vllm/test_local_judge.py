@@ -54,7 +54,8 @@ async def test_a_small_model_scores_a_group_or_leaves_it_unscored_and_every_call
 def test_a_policy_is_trained_on_what_a_small_local_judge_says(judge: tuple[str, str], tmp_path: Path) -> None:
     url, name = judge
     policy = tiny_researcher(tmp_path / "model")
-    figures, _ = train(policy, tmp_path, tmp_path, "--reward", "ruler", "--judge", url, "--judge-model", name)
+    by_judge = ("--reward", "ruler", "--judge", url, "--judge-model", name, "--judge-context", "4096")
+    figures, _ = train(policy, tmp_path, tmp_path, *by_judge)
     (step,) = figures["steps"]
     assert 0 <= step["reward"] <= 1
     assert step["unscored"] in (0, 1)
