@@ -8,9 +8,11 @@ a metric that could not be measured is absent, never 0.
 """
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 
 
@@ -279,6 +281,10 @@ def resolved(name: str) -> tuple[MetricSpec | None, str | None]:
     return None, None
 
 
+BEGIN, END = "<!-- metrics begin -->", "<!-- metrics end -->"
+"""Marks around the table on its page."""
+
+
 def metrics_table() -> str:
     """The catalogue as Markdown, a table under the heading of each group."""
     lines: list[str] = []
@@ -289,3 +295,15 @@ def metrics_table() -> str:
                 lines.append(f"| `{spec.name}` | {spec.unit} | {spec.what} | {spec.healthy} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _main() -> None:
+    """Bring the table in ``docs/metrics.md`` up to date: ``python -m art_core.observe.metrics PATH``."""
+    page = Path(sys.argv[1])
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(f"{before}{BEGIN}\n{metrics_table()}{END}{after}")
+
+
+if __name__ == "__main__":
+    _main()

@@ -6,7 +6,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from art_core.inference.vllm_metrics import MetricSource, ServingMonitor, read_metrics
+from art_core.inference.vllm_metrics import (
+    COUNTERS,
+    GAUGES,
+    MetricSource,
+    ServingMonitor,
+    read_metrics,
+)
+from art_core.observe.metrics import spec_of
 
 TEXT = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -109,6 +116,17 @@ def test_a_window_tells_moments_rates_and_means_over_all_replicas(servers: list[
     later = monitored.window()
     assert later["serving/generation_tokens_per_second"] == 0
     assert "serving/prefix_cache_hit_rate" not in later
+    monitored.close()
+
+
+def test_every_name_that_a_window_tells_is_in_the_catalogue(servers: list[Server]) -> None:
+    monitored = monitor(servers[0])
+    for value in (1, 5):
+        servers[0].text = "".join(f"{name} {value}\n" for name in (*GAUGES, *COUNTERS))
+        monitored.read()
+    told = monitored.window()
+    assert len(told) == 2 * len(GAUGES) + 2 + 1 + 1 + 3
+    assert [name for name in told if spec_of(name) is None] == []
     monitored.close()
 
 

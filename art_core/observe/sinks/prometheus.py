@@ -7,6 +7,7 @@ of the catalogue; a run that has ended has no series any more.
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -40,7 +41,6 @@ class PrometheusSink:
     ) -> None:
         self._host, self._port = host, port
         self.registry = registry or (REGISTRY if port is None else CollectorRegistry())
-        self._latest = _Latest()
         self._lock = threading.Lock()
         self._open = 0
         self._server: Any = None
@@ -53,28 +53,19 @@ class PrometheusSink:
     def open(self, run: SinkRun) -> "_Gauges":
         """Begin to show a run."""
         with self._lock:
-            if self._open == 0:
-                self.registry.register(self._latest)
-                if self._port is not None:
-                    try:
-                        self._server, _ = start_http_server(self._port, self._host, self.registry)
-                    except BaseException:
-                        self.registry.unregister(self._latest)
-                        raise
+            if self._open == 0 and self._port is not None:
+                self._server, _ = start_http_server(self._port, self._host, self.registry)
             self._open += 1
-        return _Gauges(self, self._latest, run)
+            return _Gauges(self, _shown_in(self.registry), run)
 
-    def closed(self, run: SinkRun) -> None:
-        """Show a run no more."""
+    def closed(self) -> None:
+        """One run fewer is shown."""
         with self._lock:
-            self._latest.forget(run)
             self._open -= 1
-            if self._open == 0:
-                self.registry.unregister(self._latest)
-                if self._server is not None:
-                    self._server.shutdown()
-                    self._server.server_close()
-                    self._server = None
+            if self._open == 0 and self._server is not None:
+                self._server.shutdown()
+                self._server.server_close()
+                self._server = None
 
 
 class _Gauges:
@@ -87,7 +78,8 @@ class _Gauges:
         self._latest.show(self._run, {**values, "step": float(step)})
 
     def close(self, state: RunState | None) -> None:
-        self._sink.closed(self._run)
+        self._latest.forget(self._run)
+        self._sink.closed()
 
 
 _STEP = MetricSpec("step", "number", "The newest training step.", "", "")
@@ -135,3 +127,16 @@ def _family(name: str) -> str:
     """``node/<name>/calls`` is ``art_node_calls``."""
     parts = [part for part in name.split("/") if not part.startswith("<")]
     return "art_" + "_".join(parts)
+
+
+_registered: WeakKeyDictionary[CollectorRegistry, _Latest] = WeakKeyDictionary()
+_registering = threading.Lock()
+
+
+def _shown_in(registry: CollectorRegistry) -> _Latest:
+    """What a registry shows: one collector for all sinks, since a family may be there only once."""
+    with _registering:
+        if registry not in _registered:
+            latest = _registered[registry] = _Latest()
+            registry.register(latest)
+        return _registered[registry]
