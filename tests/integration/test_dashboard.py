@@ -135,6 +135,20 @@ def test_series_are_numbers_steps_and_times_and_gaps_are_null(empty: Store) -> N
     assert found["series"]["reward_mean"]["times"] == sorted(found["series"]["reward_mean"]["times"])
 
 
+@pytest.mark.parametrize(
+    ("show", "place"),
+    [
+        ("best", "/trajectories?run_id=r-0000&policy_number=6&order=best"),
+        ("worst", "/trajectories?run_id=r-0000&policy_number=6&order=worst"),
+        ("groups", "/groups?run_id=r-0000&policy_number=6"),
+    ],
+)
+def test_a_step_leads_to_the_rollouts_that_it_was_made_of(client: TestClient, show: str, place: str) -> None:
+    answer = client.get(f"/runs/r-0000/step?step=7&show={show}", follow_redirects=False)
+    assert answer.headers["location"] == place
+    assert client.get(place).status_code == 200
+
+
 def test_an_audit_shows_its_findings_with_the_rollouts_to_read(client: TestClient, store: Store) -> None:
     document = finished_audit(client, "/runs/r-0000/audit?groups=5")
     assert "do rewards differ within groups?" in document.text

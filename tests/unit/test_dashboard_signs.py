@@ -118,11 +118,15 @@ def test_a_line_of_equal_values_lies_in_the_middle_and_gaps_are_left_out() -> No
     assert polyline([1.0], 100, 100) == ""
 
 
+MINUS = "\N{MINUS SIGN}"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (None, "\N{EN DASH}"), (0.0, "0"), (0.4821, "0.482"), (12.345, "12.3"), (1234.5, "1,234"), (-0.5, "\N{MINUS SIGN}0.500"),
-        (3.1e-5, "3.10e-05"), (float("nan"), "NaN"), (float("-inf"), "\N{MINUS SIGN}∞"), (-12, "\N{MINUS SIGN}12"), (0.99996, "1.000"),
+        (None, "\N{EN DASH}"), (0.0, "0"), (0.4821, "0.482"), (12.345, "12.3"), (1234.5, "1,234"),
+        (-0.5, f"{MINUS}0.500"), (3.1e-5, "3.10e-05"), (float("nan"), "NaN"), (float("-inf"), f"{MINUS}∞"),
+        (-12, f"{MINUS}12"), (0.99996, "1.000"),
     ],
 )  # fmt: skip
 def test_numbers_are_short_and_keep_their_sign(value: float | None, text: str) -> None:

@@ -7,18 +7,18 @@ follows what is added.
 import json
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
-from sqlalchemy import func, select
+from fastapi.responses import HTMLResponse, RedirectResponse
+from sqlalchemy import Connection, func, select
 
 from art_core.errors import ConfigError
 from art_core.observe.dashboard.charts import Chart, charts_of, group_of, hints_of, polyline, still
 from art_core.observe.dashboard.happenings import event_views
 from art_core.observe.dashboard.knob_control import knob_views
 from art_core.observe.dashboard.live import run_view
-from art_core.observe.dashboard.page import plotly_url, render, site_of
+from art_core.observe.dashboard.page import plotly_url, query, render, site_of
 from art_core.observe.dashboard.series import (
     Series,
     metric_names,
@@ -29,12 +29,14 @@ from art_core.observe.dashboard.series import (
 from art_core.observe.dashboard.signs import READ, signs_of
 from art_core.observe.dashboard.standing import Standing, standing
 from art_core.store.browse import RunSummary, run_summaries
-from art_core.store.schema import metrics, trajectories
+from art_core.store.schema import metrics, steps, trained_steps, trajectories
 
 router = APIRouter()
 
 MOST_COMPARED = 16
 """Runs on one page; more lines than that cannot be told apart."""
+
+Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
 
 _SPARK_WIDTH, _SPARK_HEIGHT = 120, 28
 
@@ -50,7 +52,9 @@ def all_runs(request: Request, q: str = "") -> HTMLResponse:
 
 
 def _row(summary: RunSummary, now: Standing) -> dict[str, Any]:
-    points = polyline(summary.sparkline, _SPARK_WIDTH, _SPARK_HEIGHT - 4)
+    points = polyline(summary.sparkline, Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
+
+_SPARK_WIDTH, _SPARK_HEIGHT - 4)
     ended = now.last_sign if not now.going else None
     return {
         "run": summary.run,
@@ -79,7 +83,7 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         )
         position = position_of(connection, run_id)
         now = standing(connection, run)
-        steps = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
+        last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
         made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
     events = site.store.events(run_id)
     return render(
@@ -88,7 +92,7 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         run=run,
         now=now,
         view=run_view(run, now, made),
-        steps=steps,
+        steps=last,
         tiles=_tiles(found),
         key_charts=[_chart(chart, found) for chart in charts if chart.key],
         more_charts=_by_group([chart for chart in charts if not chart.key]),
@@ -142,6 +146,39 @@ def _tiles(found: Mapping[str, Series]) -> list[dict[str, Any]]:
             began = next(v for v in one.values if v is not None)
             tiles.append({"title": title, "name": name, "value": one.last, "began": began})
     return tiles
+
+
+@router.get("/runs/{run_id}/step")
+def rollouts_of_step(
+    request: Request, run_id: str, step: Step, show: Literal["best", "worst", "groups"] = "groups"
+) -> RedirectResponse:
+    """What a training step was made of: the rollouts that its newest policy version answered."""
+    with site_of(request).store.read() as connection:
+        run = read_run(connection, run_id)
+        number = _sampled_by(connection, run.id, step)
+    place = "groups" if show == "groups" else "trajectories"
+    order = None if show == "groups" else show
+    wanted = query({"run_id": run.id, "policy_number": number, "order": order})
+    return RedirectResponse(f"/{place}?{wanted}", status_code=303)
+
+
+def _sampled_by(connection: Connection, run_id: str, step: int) -> int:
+    """The newest policy version that sampled what a step trained.
+
+    Where it trained nothing, the version that was served after the step before.
+    """
+    trained = (
+        select(func.max(steps.c.policy_number))
+        .join(trained_steps, trained_steps.c.step_id == steps.c.id)
+        .where(trained_steps.c.run_id == run_id, trained_steps.c.train_step == step)
+    )
+    if (found := connection.scalar(trained)) is not None:
+        return found
+    served = select(metrics.c.value).where(
+        metrics.c.run_id == run_id, metrics.c.name == "policy_version", metrics.c.step == step - 1
+    )
+    version = connection.scalar(served)
+    return max(0, step - 1) if version is None else int(version)
 
 
 @router.get("/compare")

@@ -95,7 +95,7 @@ export function eventMarks(marks) {
 export const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const wrapped = (text) => plain(text.slice(0, 240)).replace(/(.{1,60})(\s+|$)/g, "$1<br>").replace(/<br>$/, "");
 
-/** Draws charts when they are in view. `draw(element)` returns {traces, layout}. */
+/** Draws charts when they are in view. `draw(element)` returns {traces, layout, after}. */
 export class Drawer {
   constructor(draw) {
     this.draw = draw;
@@ -138,6 +138,7 @@ export class Drawer {
         const plot = element.querySelector(".plot");
         plot.querySelector("svg.still")?.remove();
         globalThis.Plotly.react(plot, drawn.traces, drawn.layout, CONFIG);
+        drawn.after?.(plot);
       }
     });
   }

@@ -57,7 +57,7 @@ const drawer = new Drawer((figure) => {
     const one = series.get(name);
     const { x } = xOf(one);
     const color = seriesColor(index);
-    const common = { x, name: plain(name), hovertemplate: "%{y:.4~g}<extra>" + plain(name) + "</extra>" };
+    const common = { x, name: plain(name), metric: name, hovertemplate: "%{y:.4~g}<extra>" + plain(name) + "</extra>" };
     if (bars) {
       traces.push({ ...common, type: "bar", y: one.values, marker: { color } });
       return;
@@ -74,8 +74,25 @@ const drawer = new Drawer((figure) => {
     layout.shapes = placed.shapes;
     traces.push(placed.trace);
   }
-  return { traces, layout };
+  return { traces, layout, after: letPick };
 });
+
+// A click on a point is a way to the rollouts of its step.
+const picked = document.getElementById("step");
+const pickable = new WeakSet();
+const letPick = (plot) => {
+  if (!plot.on || pickable.has(plot)) return;
+  pickable.add(plot);
+  plot.on("plotly_click", ({ points }) => {
+    const point = points.find((p) => p.data.yaxis !== "y2");
+    const one = point && series.get(point.data.metric);
+    const step = one && (axis.value === "step" ? point.x : one.steps[point.pointIndex]);
+    if (!Number.isInteger(step) || !picked) return;
+    picked.value = step;
+    picked.form.scrollIntoView({ block: "nearest" });
+    picked.focus();
+  });
+};
 
 function translucent(color, alpha) {
   const hex = color.replace("#", "");
@@ -173,7 +190,10 @@ const onChange = (message) => {
   }
   if (metrics.length) {
     const steps = document.getElementById("steps");
-    steps.textContent = number(Math.max(Number(steps.textContent.replace(/\D/g, "")), ...metrics.map((m) => m[1])));
+    const last = Math.max(Number(steps.textContent.replace(/\D/g, "")), ...metrics.map((m) => m[1]));
+    if (picked && picked.value === picked.max && picked !== document.activeElement) picked.value = last;
+    if (picked) picked.max = last;
+    steps.textContent = number(last);
   }
   tell(changed);
   onEvents(events);
