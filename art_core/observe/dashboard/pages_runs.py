@@ -52,9 +52,7 @@ def all_runs(request: Request, q: str = "") -> HTMLResponse:
 
 
 def _row(summary: RunSummary, now: Standing) -> dict[str, Any]:
-    points = polyline(summary.sparkline, Step = Annotated[int, Query(ge=0, le=2**31 - 1)]
-
-_SPARK_WIDTH, _SPARK_HEIGHT - 4)
+    points = polyline(summary.sparkline, _SPARK_WIDTH, _SPARK_HEIGHT - 4)
     ended = now.last_sign if not now.going else None
     return {
         "run": summary.run,
