@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
@@ -48,12 +48,9 @@ from art_core.store.schema import (
     trajectories,
 )
 from art_core.store.sink import StoreSink, insert_steps
-from art_core.store.trained import insert_trained, read_trained
+from art_core.store.trained import StepTraining, insert_trained, read_trained
 from art_core.store.writer import Job, Writer
 from art_core.types import PolicyVersion, RolloutStatus, Trajectory, TrajectoryGroup, check_reward
-
-if TYPE_CHECKING:
-    from art_core.training.trained import StepTraining
 
 T = TypeVar("T")
 
@@ -351,7 +348,7 @@ class Store:
         with read_transaction(self._engine) as connection:
             return reading.read_metrics(connection, run_id, name, after)
 
-    def log_trained(self, run_id: str, train_step: int, trained: Sequence["StepTraining"]) -> None:
+    def log_trained(self, run_id: str, train_step: int, trained: Sequence[StepTraining]) -> None:
         """Keep what a training step did with the steps of rollouts, which the store holds.
 
         Args:

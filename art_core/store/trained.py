@@ -9,7 +9,7 @@ They come packed from the trainer and are unpacked when somebody looks at a traj
 import math
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sqlalchemy import Connection, delete, insert, select
 
@@ -18,16 +18,38 @@ from art_core.store.prepared import Prepared
 from art_core.store.records import TrainedStep
 from art_core.store.schema import steps, trained_steps
 
-if TYPE_CHECKING:
-    from art_core.training.trained import StepTraining
-
 _TRAINED, _CLIPPED = 1, 2  # of `art_core.training.trained`; kept bytes must go on meaning the same
+
+
+class StepTraining(Protocol):
+    """What the trainer says of one step; see `art_core.training.trained.StepTraining`."""
+
+    @property
+    def step_id(self) -> str:
+        """Of the rollout's step."""
+        ...
+
+    @property
+    def advantage(self) -> float:
+        """What its tokens were pushed by."""
+        ...
+
+    @property
+    def ratio(self) -> bytes:
+        """Little-endian float32, NaN where there is none  [trained_tokens]."""
+        ...
+
+    @property
+    def marks(self) -> bytes:
+        """1 for a token that gave a gradient, 2 more when its ratio was clipped  [trained_tokens]."""
+        ...
+
 
 _INSERT = Prepared(lambda _: insert(trained_steps).inline())
 
 
 def insert_trained(
-    connection: Connection, run_id: str, train_step: int, trained: Sequence["StepTraining"]
+    connection: Connection, run_id: str, train_step: int, trained: Sequence[StepTraining]
 ) -> None:
     """Write what one training step did; what was written of it before is replaced."""
     mine = (trained_steps.c.run_id == run_id) & (trained_steps.c.train_step == train_step)
