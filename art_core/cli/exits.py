@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Self
 
 import typer
 
@@ -26,24 +27,31 @@ from art_core.errors import (
 class ExitCode(IntEnum):
     """What a command's exit code says."""
 
-    OK = 0
-    """It did what was asked, and found nothing wrong."""
-    FINDING = 1
-    """It did what was asked, and found something: a check failed, an audit has findings, a run failed."""
-    USAGE = 2
-    """It was called wrongly: an option, an argument, or a value out of range."""
-    NOT_FOUND = 3
-    """There is no such project, run, group, trajectory or command."""
-    STORE = 4
-    """The record cannot be opened, read or written."""
-    REFUSED = 5
-    """Anything else that was refused, with its reason; so is what needs a package that is not installed."""
-    FAULT = 70
-    """A fault of this program; its traceback is worth reporting."""
-    INTERRUPTED = 130
-    """Ctrl-C."""
-    PIPE_CLOSED = 141
-    """Whoever read the output stopped reading, as ``head`` does."""
+    meaning: str
+    """In words."""
+
+    def __new__(cls, code: int, meaning: str) -> Self:
+        """A code, which is an int, with its meaning."""
+        member = int.__new__(cls, code)
+        member._value_ = code
+        member.meaning = meaning
+        return member
+
+    OK = 0, "It did what was asked, and found nothing wrong."
+    FINDING = (
+        1,
+        "It did what was asked, and found something: an audit's finding, a failed check, a failed run.",
+    )
+    USAGE = 2, "It was called wrongly: a command, an option, or a value out of range."
+    NOT_FOUND = 3, "There is no such project, run, group or trajectory, or the name fits several."
+    STORE = 4, "The record, or a file, cannot be opened, read or written."
+    REFUSED = (
+        5,
+        "Anything else that was refused, with its reason; so is what needs a package that is missing.",
+    )
+    FAULT = 70, "A fault of this program; its traceback is worth reporting."
+    INTERRUPTED = 130, "Ctrl-C."
+    PIPE_CLOSED = 141, "Whoever read the output stopped reading, as `head` does."
 
 
 _CODES: tuple[tuple[type[ArtError], ExitCode], ...] = (

@@ -13,7 +13,8 @@ import typer
 if TYPE_CHECKING:
     from art_core.store import Store
 
-_PANEL = "Which record"
+PANEL = "Which record"
+"""Where help shows the options that name a record."""
 
 Project: TypeAlias = Annotated[
     str | None,
@@ -22,7 +23,7 @@ Project: TypeAlias = Annotated[
         "-p",
         envvar="ART_PROJECT",
         help="The project; not needed where there is only one.",
-        rich_help_panel=_PANEL,
+        rich_help_panel=PANEL,
         show_default=False,
     ),
 ]
@@ -32,7 +33,7 @@ Root: TypeAlias = Annotated[
         "--root",
         envvar="ART_ROOT",
         help="Directory of the records, as given to LocalBackend(root=...).",
-        rich_help_panel=_PANEL,
+        rich_help_panel=PANEL,
     ),
 ]
 Url: TypeAlias = Annotated[
@@ -41,7 +42,7 @@ Url: TypeAlias = Annotated[
         "--url",
         envvar="ART_STORE_URL",
         help="A database in place of a directory, as in postgresql://user@host/name.",
-        rich_help_panel=_PANEL,
+        rich_help_panel=PANEL,
         show_default=False,
     ),
 ]

@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from art_core.cli.app import app
 from art_core.cli.exits import ExitCode
+from art_core.cli.reference import reference
 from art_core.cli.shapes import MEMBERS, SHAPES
 from art_core.jsonl import import_trajectories
 from art_core.store import Store
@@ -495,12 +496,65 @@ def test_json_has_the_documented_keys(name: str, root: Path, tmp_path: Path) -> 
     }.get(name, tuple(name.split()))
     document = told(root, *arguments)
     expected = [key.removesuffix("[]") for key in SHAPES[name]]
-    assert set(expected) <= set(document)
-    if name not in ("audit",):
-        assert set(document) == set(expected)
+    assert set(document) == set(expected)
     for key in SHAPES[name]:
         if key.endswith("[]"):
             assert isinstance(document[key[:-2]], list)
             members = MEMBERS.get(f"{name}: {key}")
             if members and document[key[:-2]]:
                 assert set(document[key[:-2]][0]) == set(members)
+
+
+def test_the_documented_commands_are_those_that_there_are() -> None:
+    """``python -m art_core.cli.reference > docs/command-line.md`` brings the page up to date."""
+    page = Path(__file__).parents[2] / "docs/command-line.md"
+    assert page.read_text() == reference()
+
+
+# -- doctor ----------------------------------------------------------------------------------------------
+
+
+def test_a_package_that_crashes_when_it_is_imported_is_a_finding(tmp_path: Path) -> None:
+    for name, body in (
+        ("torch", "import os; os.abort()"),
+        ("vllm", "raise OSError('libcuda: no such file')"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(body)
+    done = process(tmp_path, "doctor", "--json", PYTHONPATH=str(tmp_path))
+    assert done.returncode == ExitCode.FINDING, done.stderr
+    said = json.loads(done.stdout)
+    checks = {check["name"]: check for check in said["checks"]}
+    assert not said["ok"]
+    assert checks["torch"]["status"] == "broken"
+    assert "-6" in checks["torch"]["found"]
+    if checks["vllm"]["status"] != "missing":
+        assert "libcuda: no such file" in checks["vllm"]["found"]
+    can = {ability["what"].partition(" on the ")[0]: ability["possible"] for ability in said["can"]}
+    assert not can["train with GRPO"]
+    assert can["capture, replay, rewards, RULER"]
+
+
+def test_what_is_not_installed_is_said_with_the_command_that_gets_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from art_core.observe import machine
+    from art_core.observe.diagnosis import diagnose
+
+    def without(package: str) -> str:
+        if package in ("plotly", "torch"):
+            raise PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(machine, "version", without)
+    found = diagnose(tmp_path / "not" / "made" / "yet", quick=True)
+    checks = {check.name: check for check in found.checks}
+    assert found.ok, "what is not installed is no fault"
+    assert checks["extra serve"].found == "lacks plotly"
+    assert checks["extra serve"].fix == "pip install 'art-langgraph[serve]'"
+    assert (checks["torch"].status, checks["torch"].fix) == ("missing", "pip install 'art-langgraph[train]'")
+    assert not any(ability.possible for ability in found.can if ability.what.startswith("train"))
+    assert "GiB free" in checks["disk"].found
+    assert not (tmp_path / "not").exists()
