@@ -214,7 +214,7 @@ def essays(seed: int, groups: int, members: int) -> list[TrajectoryGroup]:
         for member in range(members):
             name = f"e{number}-{member}"
             told = rng.sample(wanted, rng.randrange(1, 8))
-            parts = [f"There is a {fact}." for fact in told] + rng.choices(FILL, k=rng.randrange(2, 12))
+            parts = [f"There is a {fact}." for fact in told] + rng.choices(FILL, k=rng.randrange(0, 9))
             rng.shuffle(parts)
             text = " ".join(parts)
             run = Trajectory(
