@@ -42,6 +42,33 @@ class Topic:
     questions: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a thread tells.
+
+    Attributes:
+        topic: its kind.
+        about: a project's, person's or vendor's name.
+        item: what is ordered, where that belongs to the fact.
+        answer: the value that counts, as `checking.is_right` expects it.
+        rivals: other values that the thread names.
+        source: which of the inbox's mails settles it, in the order in which they were written.
+    """
+
+    topic: Topic
+    about: str
+    item: str
+    answer: str
+    rivals: tuple[str, ...]
+    source: int
+
+
+def filled(text: str, about: str, item: str, new: str = "", old: str = "") -> str:
+    """A sentence with its places filled, beginning with a capital."""
+    told = text.format(about=about, item=item, new=new, old=old)
+    return told[0].upper() + told[1:]
+
+
 DEADLINE = Topic(
     name="deadline",
     kind="when",

@@ -271,6 +271,82 @@ ACKNOWLEDGEMENTS = _lines("""
     Received. I have no objections.
 """)
 
+WHO = _lines("""
+    my neighbour
+    the electrician
+    a cousin of mine
+    the window cleaner
+    our intern
+    the night guard
+    somebody from accounts
+    the gardener
+    a lady from the insurance
+    the plumber
+    the postman
+    an old classmate
+    the trainee
+    the locksmith
+    my sister
+    the caterer
+    a journalist
+    the courier
+    the carpenter
+    our dentist
+""")
+DID = _words("""
+    mended borrowed photographed dropped praised painted hid polished measured misplaced recommended
+    sketched tested admired carried covered described cleaned wrapped washed noticed unpacked labelled
+    swapped inspected broke glued sharpened rescued weighed
+""")
+THING = _words("""
+    umbrella kettle ladder bicycle trumpet curtain bucket carpet whistle barometer typewriter
+    wheelbarrow suitcase doorbell hammock blackboard telescope violin toaster mailbox scaffold lampshade
+    notebook lawnmower thermometer bookshelf fountain doormat piano teapot rucksack projector aquarium
+    chessboard greenhouse stapler cupboard candlestick hourglass tablecloth armchair sandwich pumpkin
+    microphone banner tambourine wallpaper calculator snowman puzzle kite saddle harmonica cactus
+    gramophone sundial scarecrow accordion
+""")
+WHERE = _lines("""
+    behind the bus stop
+    near the old mill
+    under the stairs
+    beside the vending machine
+    outside the bakery
+    on the balcony
+    by the river bank
+    in the attic
+    next to the bicycle racks
+    opposite the pharmacy
+    at the flea market
+    in the basement corridor
+    above the garage
+    across the square
+    between two parked vans
+""")
+ASIDE = _lines("""
+    which made everybody laugh
+    and nobody knows why
+    so the morning began late
+    though it rained heavily
+    and the dog barked throughout
+    which took longer than lunch
+    while the radio played polkas
+    and we applauded politely
+    so we drank lukewarm tea
+    although the instructions were in Finnish
+    which proves that patience pays
+    and left muddy footprints everywhere
+    while pigeons watched curiously
+    so half the corridor smelled of varnish
+    and then vanished without a trace
+    though honestly it hardly mattered
+    which reminded me of school holidays
+    and apologised afterwards
+    so somebody fetched a broom
+    while snow was melting on the roof
+""")
+"""An anecdote is one of each: who did something to a thing somewhere, and a remark."""
+
 SMALL_TALK = (
     (
         "Lunch on {day}?",

@@ -15,12 +15,15 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 
 from examples.email_research import topics
-from examples.email_research.topics import MULTI_HOP, AnswerKind, Topic
+from examples.email_research.questions import Question, ask
+from examples.email_research.topics import Fact, Topic, filled
 from examples.email_research.vocabulary import (
     ACKNOWLEDGEMENTS,
     AFTER,
+    ASIDE,
     BEFORE,
     DAYS,
+    DID,
     FIRMS,
     FIRST_NAMES,
     GREETINGS,
@@ -28,9 +31,12 @@ from examples.email_research.vocabulary import (
     SIGN_OFFS,
     SMALL_TALK,
     STATUS,
+    THING,
     TOWNS,
     VENDOR_ENDINGS,
     VENDOR_NAMES,
+    WHERE,
+    WHO,
     Firm,
 )
 
@@ -40,17 +46,6 @@ STAFF = 48
 VENDORS = 24
 PROJECTS = 30
 FIRST_DAY, LAST_DAY = date(2025, 1, 6), date(2025, 12, 19)
-
-QUESTIONS = {
-    "when": 26,
-    "who": 22,
-    "how_much": 20,
-    "decision": 22,
-    "where": 14,
-    "how_many": 12,
-    "multi_hop": 18,
-}
-"""Questions about an inbox by kind: 134, of which the second and third inbox have one less ``multi_hop``."""
 
 PLOTS = (
     ("announce", "ack"),
@@ -82,52 +77,6 @@ class Mail:
     subject: str
     body: str
     id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """What a thread tells.
-
-    Attributes:
-        topic: its kind.
-        about: a project's, person's or vendor's name.
-        item: what is ordered, where that belongs to the fact.
-        answer: the value that counts, as `checking.is_right` expects it.
-        rivals: other values that the thread names.
-        source: place of the mail that settles it among the inbox's mails as they were written.
-    """
-
-    topic: Topic
-    about: str
-    item: str
-    answer: str
-    rivals: tuple[str, ...]
-    source: int
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question about an inbox.
-
-    Attributes:
-        id: unique over all inboxes.
-        inbox: which one it is about.
-        kind: ``when``, ``who``, ``how_much``, ``decision``, ``where``, ``how_many`` or ``multi_hop``.
-        text: the question.
-        answer: see `checking.is_right`, as for ``answer_kind`` and ``rivals``.
-        sources: ids of the mails that settle it, in the order in which they are needed.
-        searches: for each source, words that find it.
-    """
-
-    id: str
-    inbox: str
-    kind: str
-    text: str
-    answer: str
-    answer_kind: AnswerKind
-    rivals: tuple[str, ...]
-    sources: tuple[str, ...]
-    searches: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +138,8 @@ class _Writer:
             self.firm.name,
             self.owner,
             tuple(replace(self.mails[written], id=ids[written]) for written in order),
-            tuple(self.questions(facts, ids)),
+            # 134, 133 and 133 questions: 400.
+            tuple(ask(facts, ids, self.firm.inbox, multi_hop=18 - (self.number > 0), rng=self.rng)),
         )
 
     # -- facts and their threads -------------------------------------------------------------------
@@ -220,7 +170,7 @@ class _Writer:
         now, before, source = values[0], "", -1
         named = {now}
         team = self.rng.sample(self.staff, 3)
-        subject = self._filled(self.rng.choice(topic.subjects), about, item)
+        subject = filled(self.rng.choice(topic.subjects), about, item)
         rumour = values[-1]
         for event in plot:
             sender = (
@@ -234,7 +184,7 @@ class _Writer:
             named |= {now, old} - {""}
             last = None if event == "announce" else self.mails[-1]
             if event in ("change", "revert") and self.rng.random() < 0.3:
-                subject, last = self._filled(self.rng.choice(topic.subjects), about, item), None
+                subject, last = filled(self.rng.choice(topic.subjects), about, item), None
             wordings = {
                 "announce": topic.announce,
                 "ack": ACKNOWLEDGEMENTS,
@@ -243,7 +193,7 @@ class _Writer:
                 "doubt": topic.doubt,
                 "settle": topic.settle,
             }[event]
-            key = self._filled(
+            key = filled(
                 self.rng.choice(wordings), about, item, self._told(topic, now), self._told(topic, old)
             )
             self.write(sent, sender, team, subject if last is None else f"Re: {subject}", key, answered=last)
@@ -292,11 +242,6 @@ class _Writer:
             return self.rng.choice((f"EUR {amount}", f"{amount} euros", f"€{amount}"))
         return value
 
-    @staticmethod
-    def _filled(text: str, about: str, item: str, new: str = "", old: str = "") -> str:
-        filled = text.format(about=about, item=item, new=new, old=old)
-        return filled[0].upper() + filled[1:]
-
     # -- mails -------------------------------------------------------------------------------------
 
     def write(
@@ -317,7 +262,10 @@ class _Writer:
             key,
             *([rng.choice(AFTER)] if rng.random() < 0.6 else []),
         ]
-        beside = rng.sample(self.firm.chatter, rng.choice((0, 0, 1, 2)))
+        beside = [
+            self._anecdote() if rng.random() < 0.5 else rng.choice(self.firm.chatter)
+            for _ in range(rng.choice((0, 1, 1, 2)))
+        ]
         greeting = rng.choice(GREETINGS).format(name=to.name.split()[0])
         paragraphs = (greeting, " ".join(said), *([" ".join(beside)] if beside else []))
         body = "\n\n".join((*paragraphs, f"{rng.choice(SIGN_OFFS)}\n{sender.name}"))
@@ -343,6 +291,12 @@ class _Writer:
         }
         self.write(self._moment(LAST_DAY), sender, others, subject.format(**words), text.format(**words))
 
+    def _anecdote(self) -> str:
+        """A sentence that has nothing to do with anything."""
+        who, did, thing, where, aside = (self.rng.choice(part) for part in (WHO, DID, THING, WHERE, ASIDE))
+        article = "an" if thing[0] in "aeiou" else "a"
+        return f"{who[0].upper()}{who[1:]} {did} {article} {thing} {where}, {aside}."
+
     def _moment(self, latest: date) -> datetime:
         day = FIRST_DAY + timedelta(days=self.rng.randrange((latest - FIRST_DAY).days))
         return self._at(day)
@@ -356,58 +310,7 @@ class _Writer:
         minute = self.rng.randrange(8 * 60, 18 * 60)
         return datetime(day.year, day.month, day.day, minute // 60, minute % 60)
 
-    # -- questions ---------------------------------------------------------------------------------
-
-    def questions(self, facts: Sequence[Fact], ids: dict[int, str]) -> Iterator[Question]:
-        """Questions of every kind, in a mixed order."""
-        by_about = {(fact.topic.name, fact.about): fact for fact in facts}
-        made: list[Question] = []
-        for kind, count in QUESTIONS.items():
-            if kind == "multi_hop":
-                first = [fact for fact in facts if fact.topic in (topics.LEAD, topics.VENDOR)]
-                for fact in self.rng.sample(first, count - (self.number > 0)):
-                    then = "extension" if fact.topic is topics.LEAD else "town"
-                    made.append(self._two_hops(fact, by_about[then, fact.answer], ids))
-            else:
-                for fact in self.rng.sample([fact for fact in facts if fact.topic.kind == kind], count):
-                    made.append(self._one_hop(fact, ids))
-        self.rng.shuffle(made)
-        for place, question in enumerate(made, 1):
-            yield replace(question, id=f"{self.firm.inbox}-{place}")
-
-    def _one_hop(self, fact: Fact, ids: dict[int, str]) -> Question:
-        topic = fact.topic
-        return Question(
-            "",
-            self.firm.inbox,
-            topic.kind,
-            self._filled(self.rng.choice(topic.questions), fact.about, fact.item),
-            fact.answer,
-            topic.answer,
-            fact.rivals,
-            (ids[fact.source],),
-            (_search(fact),),
-        )
-
-    def _two_hops(self, first: Fact, then: Fact, ids: dict[int, str]) -> Question:
-        text = self.rng.choice(MULTI_HOP[then.topic.name])
-        return Question(
-            "",
-            self.firm.inbox,
-            "multi_hop",
-            self._filled(text, first.about, first.item),
-            then.answer,
-            then.topic.answer,
-            then.rivals,
-            (ids[first.source], ids[then.source]),
-            (_search(first), _search(then)),
-        )
-
 
 def own_words(body: str) -> str:
     """What a mail says itself, without what it quotes."""
     return re.split(r"\n\nOn \d+ \w+ \d{4}, .* wrote:\n", body)[0]
-
-
-def _search(fact: Fact) -> str:
-    return f"{fact.about} {fact.topic.keywords.format(item=fact.item)}"
