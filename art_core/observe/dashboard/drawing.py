@@ -252,10 +252,12 @@ def _line(
 ) -> tuple[Point, ...]:
     """Down from a box, past those of the layers between, to the next one."""
     _, top, _, high = boxes[chain[0]]
-    points = [(centres[chain[0]], top + high)]
+    x, target = centres[chain[0]], centres[chain[-1]]
+    points = [(x, top + high), (x, spans[0][1])]  # straight out of its layer, where boxes may be higher
     for bend, (above, below) in zip(chain[1:-1], spans[1:], strict=False):
         points += [(centres[bend], above), (centres[bend], below)]
-    return (*points, (centres[chain[-1]], boxes[chain[-1]][1]))
+    points += [(target, spans[len(chain) - 1][0]), (target, boxes[chain[-1]][1])]
+    return tuple(point for point, before in zip(points, [None, *points], strict=False) if point != before)
 
 
 def _return_line(source: Box, target: Box, below: float, above: float, lane: float) -> tuple[Point, ...]:
