@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 from sqlalchemy import Column, func, select
 
@@ -16,10 +17,9 @@ from art_core.store.store import Store
 from art_core.types import RolloutStatus
 
 _PAGE = 400  # trajectories in one transaction
-_WHOLE = (
-    *("status", "reward", "components", "step_rewards", "node_rewards", "metrics", "metadata", "faults"),
-    *("failure", "duration", "group_id", "run_id"),
-)
+_RECORDED = ("status", "faults", "failure", "duration", "group_id", "run_id")
+_JUDGED = ("reward", "components", "step_rewards", "node_rewards", "metrics", "metadata")
+"""What judges and people add to after the end; judges keep their words in the metadata."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,9 @@ class Mark:
         trajectory_id: whose.
         run_id: the run that it belongs to, if any.
         ended: whether its rollout has.
-        digest: 16 bytes that change with it.
+        digest: 16 bytes that change with anything of it.
+        recorded: 16 bytes that change with what was recorded of the rollout alone: not with rewards, metrics,
+            metadata, scores and feedback, which may come long after its end.
         has_scores: whether it has a history of rewards.
         has_feedback: whether people said something of it.
     """
@@ -39,6 +41,7 @@ class Mark:
     run_id: str | None
     ended: bool
     digest: bytes
+    recorded: bytes
     has_scores: bool
     has_feedback: bool
 
@@ -68,7 +71,7 @@ def marks(
         table.name: select(func.max(table.c.seq)).where(key == trajectories.c.id).scalar_subquery()
         for table, key in _PARTS
     }
-    columns = [trajectories.c[name] for name in _WHOLE]
+    columns = [trajectories.c[name] for name in (*_RECORDED, *_JUDGED)]
     query = select(trajectories.c.seq, trajectories.c.id, *columns, *[q.label(n) for n, q in newest.items()])
     if run_id is not None:
         query = query.where(trajectories.c.run_id == run_id)
@@ -84,19 +87,25 @@ def marks(
         with store.read() as connection:
             rows = connection.execute(page).all()
         for row in rows:
-            state = [*(getattr(row, name) for name in _WHOLE), *(getattr(row, name) for name in newest)]
+            recorded = [getattr(row, name) for name in (*_RECORDED, steps.name, spans.name)]
+            judged = [getattr(row, name) for name in (*_JUDGED, scores.name, feedback.name)]
             yield Mark(
-                row.id,
-                row.run_id,
-                row.status != RolloutStatus.RUNNING.value,
-                blake2b(json.dumps(state).encode(), digest_size=16).digest(),
-                row.scores is not None,
-                row.feedback is not None,
+                trajectory_id=row.id,
+                run_id=row.run_id,
+                ended=row.status != RolloutStatus.RUNNING.value,
+                digest=_digest([*recorded, *judged]),
+                recorded=_digest(recorded),
+                has_scores=row.scores is not None,
+                has_feedback=row.feedback is not None,
             )
         if wanted is None:
             if len(rows) < _PAGE:
                 return
             after = rows[-1].seq
+
+
+def _digest(state: Sequence[Any]) -> bytes:
+    return blake2b(json.dumps(state).encode(), digest_size=16).digest()
 
 
 def newest(store: Store) -> Seen:

@@ -321,7 +321,7 @@ class LangfuseClient:
         way_out = {
             401: "check the public and the secret key, and that they are of this server",
             403: "the keys lack the right to do it",
-            404: "check the address; the server may be older than Langfuse 4, which these requests need",
+            404: "check the address; the server may be older than Langfuse 4.59, which SDK 5 needs",
             413: "the request is too large; lower max_request_bytes",
         }.get(status, "see what it says")
         raise LangfuseRefusedError(

@@ -122,7 +122,6 @@ class TraceEncoder:
             "scenario_id": trajectory.scenario.id,
             "status": trajectory.status.value,
             "faults": dict(trajectory.faults) or None,
-            "components": dict(trajectory.components) or None,
         }
         given: dict[str, Any] = {
             **self._metadata,

@@ -5,7 +5,8 @@ scores, in the state that the store had; nothing else is counted as delivered. W
 crash, a dead server), doing it again sends what is missing, and what comes twice replaces itself.
 
 The store says what there is, the ledger what was confirmed, and marks what has changed since. Trajectories go
-in batches: their observations in one request, their scores in another. Rollouts know nothing of it.
+in batches: their observations in one request, their scores in another. What changed in its scores alone sends
+these alone: Langfuse takes observations for final. Rollouts know nothing of it.
 """
 
 import logging
@@ -18,13 +19,15 @@ from typing import Any
 from pydantic import Field
 
 from art_core.config.settings import Settings
+from art_core.errors import UnknownTrajectoryError
+from art_core.store.finding import find_run
 from art_core.store.marks import Mark, marks
 from art_core.store.reading import read_trajectories
 from art_core.store.schema import trajectories
 from art_core.store.store import Store
 from art_core.types import Trajectory
 from art_langgraph.langfuse.client import LangfuseClient, LangfuseRefusedError, LangfuseUnavailableError
-from art_langgraph.langfuse.ledger import Ledger
+from art_langgraph.langfuse.ledger import Confirmed, Ledger
 from art_langgraph.langfuse.scores import trace_scores
 
 logger = logging.getLogger(__name__)
@@ -123,7 +126,7 @@ def export_to_langfuse(
 
     Args:
         store: where the trajectories are.
-        run_id: of this run only.
+        run_id: of this run only: its id, or a part of it.
         trajectory_ids: these only.
         client: of the project; None: the one that the environment names.
         ledger: what was confirmed before; None: the one beside the store.
@@ -136,15 +139,29 @@ def export_to_langfuse(
         fails in between.
 
     Raises:
+        UnknownRunError: there is no such run.
+        UnknownTrajectoryError: there is no such trajectory.
         ConfigError: no project is named.
         LangfuseRefusedError: the server does not know the keys, or does not have the endpoints.
         StoreError: the store cannot be read.
     """
+    if run_id is not None:
+        run_id = find_run(store, run_id).id
+    if trajectory_ids is not None:
+        there = {mark.trajectory_id for mark in marks(store, trajectory_ids=trajectory_ids)}
+        if unknown := [name for name in trajectory_ids if name not in there]:
+            raise UnknownTrajectoryError(f"{store.location} has no trajectory {', '.join(unknown[:3])}")
     with ExitStack() as owned:
         client = client or owned.enter_context(LangfuseClient())
         ledger = ledger or owned.enter_context(Ledger.beside(store))
         exporter = Exporter(store, client, ledger, options)
         return exporter.export(run_id, trajectory_ids=trajectory_ids, again=again, progress=progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    mark: Mark
+    scores_only: bool  # its observations were confirmed, and are as they were
 
 
 @dataclass(slots=True)
@@ -183,7 +200,8 @@ class Exporter:
     def __init__(
         self, store: Store, client: LangfuseClient, ledger: Ledger, options: ExportOptions | None = None
     ) -> None:
-        from art_langgraph.langfuse.encoding import TraceEncoder  # the client said if the SDK is missing
+        # Not before: the client has said if the SDK is missing.
+        from art_langgraph.langfuse.encoding import TraceEncoder
 
         self._store = store
         self._client = client
@@ -244,29 +262,30 @@ class Exporter:
 
     def _due(
         self, tally: _Tally, run_id: str | None, trajectory_ids: Sequence[str] | None, again: bool
-    ) -> list[Mark]:
-        due: list[Mark] = []
+    ) -> list[_Due]:
+        due: list[_Due] = []
         ended: list[Mark] = []
         for mark in marks(self._store, run_id, trajectory_ids=trajectory_ids):
             if mark.ended:
                 ended.append(mark)
             else:
                 tally.running += 1
-        known: dict[str, bytes] = {}
+        known: dict[str, Confirmed] = {}
         if not again:
             known = self._ledger.confirmed(
                 self._client.connection.destination, [mark.trajectory_id for mark in ended]
             )
         for mark in ended:
-            if known.get(mark.trajectory_id) == mark.digest:
+            there = known.get(mark.trajectory_id)
+            if there is not None and there.digest == mark.digest:
                 tally.unchanged += 1
             else:
-                due.append(mark)
+                due.append(_Due(mark, there is not None and there.recorded == mark.recorded))
         return due
 
     # -- preparing ---------------------------------------------------------------------------------
 
-    def _batches(self, due: Sequence[Mark], tally: _Tally) -> Iterator[list[_Prepared]]:
+    def _batches(self, due: Sequence[_Due], tally: _Tally) -> Iterator[list[_Prepared]]:
         batch: list[_Prepared] = []
         size = 0
         for trace in self._prepared(due, tally):
@@ -279,23 +298,24 @@ class Exporter:
         if batch:
             yield batch
 
-    def _prepared(self, due: Sequence[Mark], tally: _Tally) -> Iterator[_Prepared]:
+    def _prepared(self, due: Sequence[_Due], tally: _Tally) -> Iterator[_Prepared]:
         for start in range(0, len(due), _READ):
             page = due[start : start + _READ]
             with self._store.read() as connection:
-                ids = [mark.trajectory_id for mark in page]
+                ids = [one.mark.trajectory_id for one in page]
                 found = read_trajectories(connection, [trajectories.c.id.in_(ids)])
             by_id = {trajectory.id: trajectory for trajectory in found}
-            for mark in page:
+            for one in page:
                 try:
-                    prepared = self._prepare(mark, by_id[mark.trajectory_id])
+                    prepared = self._prepare(one, by_id[one.mark.trajectory_id])
                 except Exception as odd:  # one odd trajectory must not keep the others
-                    tally.failed[mark.trajectory_id] = f"cannot be encoded: {type(odd).__name__}: {odd}"
+                    tally.failed[one.mark.trajectory_id] = f"cannot be encoded: {type(odd).__name__}: {odd}"
                     continue
                 yield prepared
 
-    def _prepare(self, mark: Mark, trajectory: Trajectory) -> _Prepared:
-        trace = self._encoder.encode(trajectory, run_id=mark.run_id)
+    def _prepare(self, one: _Due, trajectory: Trajectory) -> _Prepared:
+        mark = one.mark
+        trace = None if one.scores_only else self._encoder.encode(trajectory, run_id=mark.run_id)
         scores = trace_scores(
             trajectory,
             self._store.scores(trajectory.id) if mark.has_scores else (),
@@ -303,6 +323,8 @@ class Exporter:
             environment=self._client.connection.environment,
             score_configs=self._options.score_configs,
         )
+        if trace is None:
+            return _Prepared(mark, (), 0, scores)
         return _Prepared(mark, trace.requests, trace.observations, scores)
 
     # -- sending -----------------------------------------------------------------------------------
@@ -312,7 +334,7 @@ class Exporter:
         whole = self._send_scores(taken, tally)
         self._ledger.confirm(
             self._client.connection.destination,
-            [(trace.mark.trajectory_id, trace.mark.digest) for trace in whole],
+            [trace.mark for trace in whole],
         )
         tally.confirmed += len(whole)
         tally.observations += sum(trace.observations for trace in whole)
@@ -321,7 +343,7 @@ class Exporter:
     def _send_observations(self, batch: Sequence[_Prepared], tally: _Tally) -> list[_Prepared]:
         """Those of a batch whose observations were accepted."""
         together = [trace for trace in batch if len(trace.requests) == 1]
-        taken: list[_Prepared] = []
+        taken = [trace for trace in batch if not trace.requests]
         alone = [trace for trace in batch if len(trace.requests) > 1]
         if len(together) > 1 and not self._refusal([b"".join(t.requests[0] for t in together)]):
             taken += together
@@ -363,7 +385,10 @@ class Exporter:
         return whole
 
     def _worst(self, scores: Sequence[dict[str, Any]]) -> str | None:
-        """Send scores one by one, as the server does not say which it refuses; why it refuses one."""
+        """Send scores one by one, as the server does not say which it refuses; why it refuses one.
+
+        Those that it took come twice, which their ids make harmless.
+        """
         refused = [(score["name"], why) for score in scores if (why := self._score_refusal([score]))]
         return "; ".join(f"score {name!r}: {why}" for name, why in refused) or None
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from sqlalchemy import select
 
+from art_core.store.finding import find_run
 from art_core.store.records import FeedbackKind
 from art_core.store.schema import trajectories
 from art_core.store.store import Store
@@ -34,6 +35,7 @@ from art_langgraph.langfuse.traces import (
     find_traces,
     read_scores,
     read_trace,
+    seconds,
     traces_in_file,
 )
 
@@ -126,16 +128,18 @@ def import_from_langfuse(
         reward: name of the score that is the reward; other numbers become its components.
         only_new: begin where the last import through the same filter ended, so that older traces are not
             looked at again, nor what has been said of them since.
-        run_id: a run of the store to keep them with.
+        run_id: a run of the store to keep them with: its id, or a part of it.
         progress: told how far it is.
 
     Raises:
         ConfigError: no project is named.
         LangfuseError: the server does not answer, or will not.
-        StoreError: the store cannot be written, or has no such run.
+        UnknownRunError: there is no such run.
+        StoreError: the store cannot be written.
     """
     tally = _Tally()
     wanted = wanted or TraceFilter()
+    run_id = None if run_id is None else find_run(store, run_id).id
     with ExitStack() as owned:
         client = client or owned.enter_context(LangfuseClient())
         ledger = ledger or owned.enter_context(Ledger.beside(store))
@@ -161,15 +165,17 @@ def import_file(
 
     Raises:
         LangfuseError: the file cannot be read, or holds something else.
-        StoreError: the store cannot be written, or has no such run.
+        UnknownRunError: there is no such run.
+        StoreError: the store cannot be written.
     """
     tally = _Tally()
+    run_id = None if run_id is None else find_run(store, run_id).id
     for record in traces_in_file(path):
         if OWN_TAG in (record.about.get("tags") or ()):
             tally.own += 1
             continue
         if record.observations:
-            _keep(store, record, _known(store, [record.id]), tally, reward, run_id)
+            _keep(store, record, _known(store, [record.id]).get(record.id), tally, reward, run_id, whole=True)
         else:
             tally.failed[record.id] = "it has no observations"
     return tally.result()
@@ -202,9 +208,13 @@ def _import_page(
     scores, known = read_scores(client, traces), _known(store, traces)
     for root, trace in zip(roots, traces, strict=True):
         found = scores.get(trace, ())
-        # Which of its observations a score is of needs no second look at them: the store has their steps.
-        record = _remembered(store, root, found) if trace in known else read_trace(client, trace, found)
-        _keep(store, record, known, tally, reward, run_id)
+        there = known.get(trace)
+        if there is not None and not there.went_on(root):
+            # Which of its observations a score is of needs no second look at them: the store has them.
+            record, whole = _remembered(store, root, found), False
+        else:
+            record, whole = read_trace(client, trace, found), True
+        _keep(store, record, there, tally, reward, run_id, whole=whole)
 
 
 def _remembered(store: Store, root: Json, scores: Sequence[Json]) -> TraceRecord:
@@ -223,19 +233,26 @@ class _Known:
     reward: float | None
     components: Mapping[str, float]
     parts: tuple[Mapping[str, float], Mapping[str, float]]
+    ended: float
+
+    def went_on(self, root: Json) -> bool:
+        """Whether the trace has a newer root than the store knows: it was interrupted, and resumed since."""
+        return (seconds(root["startTime"]) or 0.0) > self.ended + 1e-3
 
 
 def _known(store: Store, traces: Sequence[str]) -> dict[str, _Known]:
     """What the store has of traces, by trace."""
     ids = {trajectory_id_of(trace): trace for trace in traces}
     c = trajectories.c
-    query = select(c.id, c.reward, c.components, c.step_rewards, c.node_rewards).where(c.id.in_(list(ids)))
+    columns = (c.id, c.reward, c.components, c.step_rewards, c.node_rewards, c.started_at, c.duration)
+    query = select(*columns).where(c.id.in_(list(ids)))
     with store.read() as connection:
         return {
             ids[row.id]: _Known(
                 row.reward,
                 json.loads(row.components),
                 (json.loads(row.step_rewards), json.loads(row.node_rewards)),
+                row.started_at + (row.duration or 0.0),
             )
             for row in connection.execute(query)
         }
@@ -244,27 +261,34 @@ def _known(store: Store, traces: Sequence[str]) -> dict[str, _Known]:
 def _keep(
     store: Store,
     record: TraceRecord,
-    known: Mapping[str, _Known],
+    had: _Known | None,
     tally: _Tally,
     reward: str,
     run_id: str | None,
+    *,
+    whole: bool,
 ) -> None:
-    had, worth = known.get(record.id), worth_of(record, reward=reward)
-    name = trajectory_id_of(record.id)
+    name, new = trajectory_id_of(record.id), had is None
     try:
-        if had is None:
-            whole = trajectory_of(record, reward=reward)
-            failed = whole.failed
-            # The reward comes after it, with who gave it and why.
-            store.save_trajectory(replace(whole, reward=None), run_id=run_id)
+        worth, changed = worth_of(record, reward=reward), False
+        if whole:
+            trajectory = trajectory_of(record, reward=reward)
+            changed = (
+                had is not None and trajectory.started_at + (trajectory.duration or 0.0) > had.ended + 1e-3
+            )
+            failed = trajectory.failed
+            if had is None or changed:
+                # The reward comes after it, with who gave it and why.
+                store.save_trajectory(replace(trajectory, reward=None), run_id=run_id)
+                had = replace(had, reward=None) if had is not None else None
         else:
             failed = store.trajectory(name).failed
-        changed = _score(store, name, worth, had, failed)
+        changed |= _score(store, name, worth, had, failed)
         changed |= _add_feedback(store, name, record.scores)
     except (ValueError, TypeError, KeyError, AttributeError) as odd:  # not what the API describes
         tally.failed[record.id] = f"{type(odd).__name__}: {odd}"
         return
-    if had is None:
+    if new:
         tally.imported.append(name)
     elif changed:
         tally.updated.append(name)

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from art_core.store.marks import Mark
 from art_core.store.store import Store
 from art_langgraph.langfuse.client import LangfuseError
 
 _CHUNK = 500
 _TABLES = """
 CREATE TABLE IF NOT EXISTS confirmed (
-    destination TEXT NOT NULL, trajectory_id TEXT NOT NULL, mark BLOB NOT NULL, at REAL NOT NULL,
+    destination TEXT NOT NULL, trajectory_id TEXT NOT NULL, mark BLOB NOT NULL, recorded BLOB NOT NULL,
+    at REAL NOT NULL,
     PRIMARY KEY (destination, trajectory_id)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS imported (
@@ -30,6 +33,14 @@ CREATE TABLE IF NOT EXISTS imported (
     PRIMARY KEY (destination, filters)
 ) WITHOUT ROWID;
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The state in which a trajectory was confirmed: parts of its `Mark`."""
+
+    digest: bytes
+    recorded: bytes
 
 
 class Ledger:
@@ -76,28 +87,28 @@ class Ledger:
     ) -> None:
         self.close()
 
-    def confirmed(self, destination: str, trajectory_ids: Sequence[str]) -> dict[str, bytes]:
-        """The marks under which trajectories were confirmed; those that were not are not in it."""
-        found: dict[str, bytes] = {}
+    def confirmed(self, destination: str, trajectory_ids: Sequence[str]) -> dict[str, Confirmed]:
+        """In which state trajectories were confirmed; those that were not are not in it."""
+        found: dict[str, Confirmed] = {}
         with self._lock:
             for start in range(0, len(trajectory_ids), _CHUNK):
                 chunk = trajectory_ids[start : start + _CHUNK]
                 holes = ",".join("?" * len(chunk))
                 rows = self._file.execute(
-                    f"SELECT trajectory_id, mark FROM confirmed WHERE destination = ? "
+                    f"SELECT trajectory_id, mark, recorded FROM confirmed WHERE destination = ? "
                     f"AND trajectory_id IN ({holes})",
                     (destination, *chunk),
                 )
-                found.update(rows.fetchall())
+                found.update((row[0], Confirmed(row[1], row[2])) for row in rows)
         return found
 
-    def confirm(self, destination: str, marks: Iterable[tuple[str, bytes]]) -> None:
-        """Keep that trajectories were confirmed, under these marks."""
+    def confirm(self, destination: str, marks: Iterable[Mark]) -> None:
+        """Keep that trajectories were confirmed, in the state that their marks tell."""
         now = time.time()
-        rows = [(destination, trajectory_id, mark, now) for trajectory_id, mark in marks]
+        rows = [(destination, mark.trajectory_id, mark.digest, mark.recorded, now) for mark in marks]
         with self._lock, closing(self._file.cursor()) as cursor:
             cursor.execute("BEGIN IMMEDIATE")
-            cursor.executemany("INSERT OR REPLACE INTO confirmed VALUES (?, ?, ?, ?)", rows)
+            cursor.executemany("INSERT OR REPLACE INTO confirmed VALUES (?, ?, ?, ?, ?)", rows)
             cursor.execute("COMMIT")
 
     def last_confirmed(self, destination: str) -> float | None:

@@ -3,9 +3,9 @@
 Invariant: it sends only what the store holds, so nothing can be dropped: what it did not get to, a later
 export sends. It never runs in a rollout's way: it has a thread of its own, and only reads the store.
 
-It looks at what is new in the store every few seconds, from this process or from another. A trajectory that
-gets its reward, or a person's score, after it was sent is sent again, and replaces itself. In memory are the
-ids of rollouts that have not ended, and of those that are due.
+It looks at what is new in the store every few seconds, from this process or from another. When a trajectory
+gets its reward, or a person's score, after it was sent, its scores follow. In memory are the ids of rollouts
+that have not ended, and of those that are due.
 """
 
 import logging
@@ -162,7 +162,8 @@ class LangfuseLive:
         known = self._ledger.confirmed(self._client.connection.destination, due)
         found = list(marks(self._store, trajectory_ids=due))
         # What has changed again meanwhile stays due, as do rollouts that run.
-        waiting = {mark.trajectory_id for mark in found if known.get(mark.trajectory_id) != mark.digest}
+        there = {name: state.digest for name, state in known.items()}
+        waiting = {mark.trajectory_id for mark in found if there.get(mark.trajectory_id) != mark.digest}
         with self._lock:
             self._due = (self._due - set(due)) | (waiting - result.failed.keys())
             self._running = sum(1 for mark in found if not mark.ended)

@@ -63,15 +63,19 @@ def _rewards(trajectory: Trajectory, history: Sequence[Score]) -> Iterator[dict[
     if trajectory.reward is None:
         return
     last = history[-1] if history else None
-    told: dict[str, Any] = {}
+    about: dict[str, Any] = {}
     if last is not None:
-        told["metadata"] = {"author": last.author, "scored_at": _time(last.created_at)}
+        about = {"author": last.author, "scored_at": _time(last.created_at)}
+    odd = {name: str(value) for name, value in trajectory.components.items() if not math.isfinite(value)}
+    if odd:
+        about["not_finite"] = odd  # JSON has no such numbers, and so no score can be one
+    told: dict[str, Any] = {"metadata": about} if about else {}
     reasons = {name: _reason(trajectory, name) for name in trajectory.components}
     # A judge's only score is the reward, also where nobody wrote its history.
     why = (last.explanation if last else "") or "; ".join(reason for reason in reasons.values() if reason)
     yield _score(trajectory, REWARD, trajectory.reward, comment=why, **told)
     for name, value in trajectory.components.items():
-        if math.isfinite(value):  # JSON has no others; the trace's metadata has them all
+        if math.isfinite(value):
             yield _score(trajectory, f"{REWARD}/{name}", value, comment=reasons[name], **told)
 
 

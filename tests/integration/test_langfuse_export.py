@@ -231,10 +231,24 @@ def test_exporting_twice_changes_nothing_and_a_new_reward_replaces_the_old_one(
     assert without_times(server.observations) == without_times(before[0])
     assert server.scores == before[1]
     store.score("t-1", 0.9, author="ada")
+    sent = len(server.requests("/api/public/otel"))
     assert export_to_langfuse(store, client=client).confirmed == 1
+    assert len(server.requests("/api/public/otel")) == sent  # observations are final; the scores go alone
     assert len(server.scores) == len(before[1])
     assert scores(server)["reward"]["value"] == 0.9
     assert without_times(server.observations) == without_times(before[0])
+
+
+def test_what_is_recorded_after_the_end_is_sent_too(
+    server: LangfuseServer, store: Store, client: LangfuseClient
+) -> None:
+    rollout = Rollout(sink=store.sink(), rollout_id="t-1")
+    rollout.record(a_step("t-1", 0))
+    rollout.finish(1.0)
+    export_to_langfuse(store, client=client)
+    rollout.record(a_step("t-1", 1))  # of a background task that outlived its graph
+    assert export_to_langfuse(store, client=client).confirmed == 1
+    assert len([o for o in server.of_trace(trace_id("t-1")) if o["type"] == "GENERATION"]) == 2
 
 
 def test_running_rollouts_wait_until_they_end(

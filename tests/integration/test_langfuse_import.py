@@ -13,10 +13,11 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langfuse import Langfuse
 from langfuse.langchain import CallbackHandler
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.prebuilt import ToolNode
-from langgraph.types import RetryPolicy
+from langgraph.types import Command, RetryPolicy, interrupt
 from opentelemetry.sdk.trace import TracerProvider
 
 from art_core.errors import ConfigError
@@ -290,6 +291,40 @@ def test_a_failed_trace_is_a_failed_trajectory_without_a_reward(
     assert trajectory.failure is not None
     assert (trajectory.failure.cause, trajectory.failure.message) == ("exception", "no more")
     assert trajectory.reward is None
+
+
+def test_a_trace_that_was_interrupted_and_resumed_is_one_trajectory_that_grows(
+    app: App, store: Store, bring: Callable[..., Any]
+) -> None:
+    model = ChatOpenAI(model="gpt-x", base_url=app.llm.base_url, api_key="k")  # type: ignore[arg-type]
+
+    def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke(state["messages"])]}
+
+    def approve(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [model.invoke([("system", interrupt("go on?"))])]}
+
+    builder = StateGraph(MessagesState).add_node("ask", ask).add_node("approve", approve)
+    builder.add_edge(START, "ask").add_edge("ask", "approve").add_edge("approve", END)
+    waiting = builder.compile(checkpointer=InMemorySaver())
+    # As an application does that wants both halves in one trace.
+    trace = Langfuse.create_trace_id(seed="thread-1")
+    handler = CallbackHandler(public_key=app.server.public_key, trace_context={"trace_id": trace})
+    config: Any = {"callbacks": [handler], "configurable": {"thread_id": "1"}}
+    waiting.invoke({"messages": [("user", "hi")]}, config=config)
+    app.sdk.flush()
+    assert len(bring().imported) == 1
+    before = only(store)
+    assert (len(before.steps), before.status) == (1, RolloutStatus.FINISHED)
+    waiting.invoke(Command(resume="yes"), config=config)
+    app.sdk.flush()
+    app.score(trace, "reward", 0.5)
+    again = bring()
+    assert (again.imported, again.updated) == ((), (before.id,))
+    after = only(store)
+    assert [(s.identity.node, s.identity.attempt) for s in after.steps] == [("ask", 1), ("approve", 2)]
+    assert (after.reward, after.duration) > (0.4, before.duration)
+    assert bring().unchanged == 1
 
 
 def test_a_server_that_fails_keeps_what_came_before_and_goes_on_the_next_time(
