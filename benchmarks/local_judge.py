@@ -196,15 +196,18 @@ async def served(model: str) -> AsyncIterator[tuple[str, str]]:
 
 
 async def table(
-    url: str, name: str, groups: Sequence[TrajectoryGroup], ways: Sequence[str]
+    url: str, name: str, groups: Sequence[TrajectoryGroup], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One row for each way of asking."""
+    """One row for each way of asking; written after each, so that a run that is cut off leaves them."""
     rows: dict[str, Any] = {}
-    for way in ways:
+    judge = options.judge_model or Path(model_named(options.model)).name
+    for way in options.ways:
         structured, votes = WAYS[way]
         chat = ChatOpenAI(base_url=url, model=name, api_key="none", temperature=0.0, max_tokens=VERDICT)
         rows[way] = await measure(LangChainJudge(chat, structured=structured), groups, votes)
         Console().print(way, rows[way])
+        if not options.quick:
+            write_result("local_judge", {"judge": judge, "levels": LEVELS, "ways": rows}, {})
     return rows
 
 
@@ -220,14 +223,11 @@ def show(rows: Mapping[str, Mapping[str, Any]]) -> None:
 async def main(options: argparse.Namespace) -> None:
     groups = await groups_of(prepared(), options.groups)
     if options.judge:
-        rows = await table(options.judge, options.judge_model, groups, options.ways)
+        rows = await table(options.judge, options.judge_model, groups, options)
     else:
         async with served(options.model) as (url, name):
-            rows = await table(url, name, groups, options.ways)
+            rows = await table(url, name, groups, options)
     show(rows)
-    if not options.quick:
-        judge = options.judge_model or Path(model_named(options.model)).name
-        write_result("local_judge", {"judge": judge, "levels": LEVELS, "ways": rows}, {})
 
 
 if __name__ == "__main__":

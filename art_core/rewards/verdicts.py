@@ -32,7 +32,8 @@ class Verdict:
 def verdict_schema(ids: Sequence[str]) -> dict[str, Any]:
     """JSON schema of an answer about these ids, as strict structured output wants it.
 
-    The explanation comes before the score: a model that writes its reason first scores by it.
+    The explanation comes before the score: a model that writes its reason first scores by it. The list has
+    exactly as many entries as there are ids: small models that are free to end it do so after the first.
     """
     item = {
         "type": "object",
@@ -44,11 +45,12 @@ def verdict_schema(ids: Sequence[str]) -> dict[str, Any]:
         "required": ["id", "explanation", "score"],
         "additionalProperties": False,
     }
+    scores = {"type": "array", "items": item, "minItems": len(ids), "maxItems": len(ids)}
     return {
         "title": "verdicts",
         "description": "A score and its reason for each trajectory.",
         "type": "object",
-        "properties": {"scores": {"type": "array", "items": item}},
+        "properties": {"scores": scores},
         "required": ["scores"],
         "additionalProperties": False,
     }

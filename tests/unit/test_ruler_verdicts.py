@@ -85,6 +85,8 @@ def test_any_text_is_a_verdict_on_all_ids_or_an_error_of_ours(text: str) -> None
 
 
 def test_the_schema_names_the_ids_and_asks_for_the_reason_before_the_score() -> None:
-    item = verdict_schema(IDS)["properties"]["scores"]["items"]
+    scores = verdict_schema(IDS)["properties"]["scores"]
+    assert scores["minItems"] == scores["maxItems"] == len(IDS), "a list cannot end too soon"
+    item = scores["items"]
     assert item["properties"]["id"]["enum"] == list(IDS)
     assert list(item["properties"]) == ["id", "explanation", "score"]
