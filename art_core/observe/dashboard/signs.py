@@ -215,9 +215,10 @@ def _stopped(events: Sequence[Event], now: Standing) -> Sign | None:
         return Sign("bad", "Training was stopped.", shown(acts[-1].message))
     if now.word == "silent":
         return Sign(
-            "bad",
-            "Nothing more comes.",
-            "The run never ended, and its process is gone. Register the model again and it goes on from its "
-            "last checkpoint.",
+            "bad" if now.gone else "warn",
+            "Nothing more comes." if now.gone else "It is silent.",
+            "The run never ended, and "
+            + ("its process is gone" if now.gone else "nothing was heard of it since")
+            + ". If nobody runs it any more, register the model again: it goes on from its last checkpoint.",
         )
     return None

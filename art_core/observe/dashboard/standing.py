@@ -28,11 +28,13 @@ class Standing:
         word: a `RunState`, or ``silent``.
         tone: ``live``, ``good``, ``warn`` or ``bad``, for its colour.
         last_sign: when it was last heard of, Unix seconds.
+        gone: whether its process is known not to be there any more.
     """
 
     word: str
     tone: str
     last_sign: float
+    gone: bool = False
 
     @property
     def going(self) -> bool:
@@ -51,7 +53,7 @@ def standing(connection: Connection, run: Run) -> Standing:
     alive = _alive(run.config.get("process"))
     if alive or (alive is None and time.time() - last < SILENCE):
         return Standing(RunState.RUNNING.value, "live", last)
-    return Standing("silent", "warn", last)
+    return Standing("silent", "warn", last, gone=alive is False)
 
 
 def _last_sign(connection: Connection, run: Run) -> float:
