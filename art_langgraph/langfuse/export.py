@@ -26,16 +26,13 @@ from art_core.store.reading import read_trajectories
 from art_core.store.schema import trajectories
 from art_core.store.store import Store
 from art_core.types import Trajectory
-from art_langgraph.langfuse.client import LangfuseClient, LangfuseRefusedError, LangfuseUnavailableError
+from art_langgraph.langfuse.client import LangfuseClient, LangfuseUnavailableError
+from art_langgraph.langfuse.delivery import Delivered, Parcel, deliver
 from art_langgraph.langfuse.ledger import Confirmed, Ledger
 from art_langgraph.langfuse.scores import trace_scores
 
 logger = logging.getLogger(__name__)
 
-_HOPELESS = frozenset({401, 403, 404})
-"""Answers that say nothing of what was sent: every other request would get them, too."""
-
-_SCORES_BYTES = 900_000  # the endpoint takes 1 MiB
 _READ = 50  # trajectories in memory beside the batch
 
 
@@ -165,18 +162,6 @@ class _Due:
 
 
 @dataclass(slots=True)
-class _Prepared:
-    mark: Mark
-    requests: tuple[bytes, ...]
-    observations: int
-    scores: list[dict[str, Any]]
-
-    @property
-    def size(self) -> int:
-        return sum(map(len, self.requests))
-
-
-@dataclass(slots=True)
 class _Tally:
     confirmed: int = 0
     unchanged: int = 0
@@ -185,6 +170,12 @@ class _Tally:
     scores: int = 0
     failed: dict[str, str] = field(default_factory=dict[str, str])
     stopped: str | None = None
+
+    def add(self, delivered: Delivered) -> None:
+        self.confirmed += len(delivered.whole)
+        self.observations += sum(trace.observations for trace in delivered.whole)
+        self.scores += sum(len(trace.scores) for trace in delivered.whole)
+        self.failed.update(delivered.refused)
 
 
 class Exporter:
@@ -231,10 +222,14 @@ class Exporter:
         told(0, len(due))
         for batch in self._batches(due, tally):
             try:
-                self._send(batch, tally)
+                delivered = deliver(batch, self._client)
             except LangfuseUnavailableError as unavailable:
                 tally.stopped = str(unavailable)
                 break
+            self._ledger.confirm(
+                self._client.connection.destination, [trace.mark for trace in delivered.whole]
+            )
+            tally.add(delivered)
             told(tally.confirmed + len(tally.failed), len(due))
         result = ExportResult(
             confirmed=tally.confirmed,
@@ -285,8 +280,8 @@ class Exporter:
 
     # -- preparing ---------------------------------------------------------------------------------
 
-    def _batches(self, due: Sequence[_Due], tally: _Tally) -> Iterator[list[_Prepared]]:
-        batch: list[_Prepared] = []
+    def _batches(self, due: Sequence[_Due], tally: _Tally) -> Iterator[list[Parcel]]:
+        batch: list[Parcel] = []
         size = 0
         for trace in self._prepared(due, tally):
             full = len(batch) >= self._options.batch or size + trace.size > self._options.max_request_bytes
@@ -298,7 +293,7 @@ class Exporter:
         if batch:
             yield batch
 
-    def _prepared(self, due: Sequence[_Due], tally: _Tally) -> Iterator[_Prepared]:
+    def _prepared(self, due: Sequence[_Due], tally: _Tally) -> Iterator[Parcel]:
         for start in range(0, len(due), _READ):
             page = due[start : start + _READ]
             with self._store.read() as connection:
@@ -313,7 +308,7 @@ class Exporter:
                     continue
                 yield prepared
 
-    def _prepare(self, one: _Due, trajectory: Trajectory) -> _Prepared:
+    def _prepare(self, one: _Due, trajectory: Trajectory) -> Parcel:
         mark = one.mark
         trace = None if one.scores_only else self._encoder.encode(trajectory, run_id=mark.run_id)
         scores = trace_scores(
@@ -324,103 +319,9 @@ class Exporter:
             score_configs=self._options.score_configs,
         )
         if trace is None:
-            return _Prepared(mark, (), 0, scores)
-        return _Prepared(mark, trace.requests, trace.observations, scores)
-
-    # -- sending -----------------------------------------------------------------------------------
-
-    def _send(self, batch: Sequence[_Prepared], tally: _Tally) -> None:
-        taken = self._send_observations(batch, tally)
-        whole = self._send_scores(taken, tally)
-        self._ledger.confirm(
-            self._client.connection.destination,
-            [trace.mark for trace in whole],
-        )
-        tally.confirmed += len(whole)
-        tally.observations += sum(trace.observations for trace in whole)
-        tally.scores += sum(len(trace.scores) for trace in whole)
-
-    def _send_observations(self, batch: Sequence[_Prepared], tally: _Tally) -> list[_Prepared]:
-        """Those of a batch whose observations were accepted."""
-        together = [trace for trace in batch if len(trace.requests) == 1]
-        taken = [trace for trace in batch if not trace.requests]
-        alone = [trace for trace in batch if len(trace.requests) > 1]
-        if len(together) > 1 and not self._refusal([b"".join(t.requests[0] for t in together)]):
-            taken += together
-        else:
-            alone = together + alone  # one of them is refused; the server does not say which
-        for trace in alone:
-            if (why := self._refusal(trace.requests)) is None:
-                taken.append(trace)
-            else:
-                tally.failed[trace.mark.trajectory_id] = why
-        return taken
-
-    def _refusal(self, requests: Sequence[bytes]) -> str | None:
-        """Send observations; why they were refused, or None."""
-        for request in requests:
-            try:
-                accepted = self._client.send_spans(request)
-            except LangfuseRefusedError as refused:
-                if refused.status in _HOPELESS:
-                    raise
-                return str(refused)
-            if accepted.rejected:
-                return f"{accepted.rejected} observations were refused: {accepted.message}"
-        return None
-
-    def _send_scores(self, traces: Sequence[_Prepared], tally: _Tally) -> list[_Prepared]:
-        """Those of some traces whose scores were accepted."""
-        whole = [trace for trace in traces if not trace.scores]
-        for some in _parcels([trace for trace in traces if trace.scores]):
-            if self._score_refusal([score for trace in some for score in trace.scores]) is None:
-                whole += some
-                continue
-            for trace in some:
-                why = self._worst(trace.scores)
-                if why is None:
-                    whole.append(trace)
-                else:
-                    tally.failed[trace.mark.trajectory_id] = why
-        return whole
-
-    def _worst(self, scores: Sequence[dict[str, Any]]) -> str | None:
-        """Send scores one by one, as the server does not say which it refuses; why it refuses one.
-
-        Those that it took come twice, which their ids make harmless.
-        """
-        refused = [(score["name"], why) for score in scores if (why := self._score_refusal([score]))]
-        return "; ".join(f"score {name!r}: {why}" for name, why in refused) or None
-
-    def _score_refusal(self, scores: Sequence[dict[str, Any]]) -> str | None:
-        try:
-            accepted = self._client.send_scores(scores)
-        except LangfuseRefusedError as refused:
-            if refused.status in _HOPELESS:
-                raise
-            return str(refused)
-        return accepted.message or "refused" if accepted.rejected else None
+            return Parcel(mark, (), 0, scores)
+        return Parcel(mark, trace.requests, trace.observations, scores)
 
 
 def _untold(_done: int, _total: int) -> None:
     pass
-
-
-def _parcels(traces: Sequence[_Prepared]) -> Iterator[list[_Prepared]]:
-    """Traces whose scores fit into one request together."""
-    parcel: list[_Prepared] = []
-    size = 0
-    for trace in traces:
-        more = sum(_weight(score) for score in trace.scores)
-        if parcel and size + more > _SCORES_BYTES:
-            yield parcel
-            parcel, size = [], 0
-        parcel.append(trace)
-        size += more
-    if parcel:
-        yield parcel
-
-
-def _weight(score: Mapping[str, Any]) -> int:
-    # Text may take six bytes a character where JSON escapes it; the rest is ids and times.
-    return 500 + 6 * len(str(score.get("comment", ""))) + len(str(score.get("metadata", "")))

@@ -26,7 +26,6 @@ from art_core.store.store import Store
 from art_langgraph.langfuse.client import LangfuseClient
 from art_langgraph.langfuse.ledger import Ledger
 from art_langgraph.langfuse.observations import OWN_TAG
-from art_langgraph.langfuse.replaying import Worth, trajectory_id_of, trajectory_of, worth_of
 from art_langgraph.langfuse.scores import FEEDBACK, REWARD
 from art_langgraph.langfuse.traces import (
     Json,
@@ -38,6 +37,7 @@ from art_langgraph.langfuse.traces import (
     seconds,
     traces_in_file,
 )
+from art_langgraph.langfuse.trajectories import Worth, trajectory_id_of, trajectory_of, worth_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +15,7 @@ from typer.testing import CliRunner
 from art_core.cli.app import app
 from art_core.errors import ConfigError
 from art_core.store import Store
-from art_core.types import Scenario
+from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph.langfuse.client import LangfuseClient, LangfuseRefusedError
 from art_langgraph.langfuse.connection import LangfuseConnection
 from art_langgraph.langfuse.export import export_to_langfuse
@@ -109,6 +112,29 @@ def test_without_keys_the_variables_are_named(
     monkeypatch.delenv("LANGFUSE_PUBLIC_KEY", raising=False)
     Store.open("p", tmp_path).close()
     assert "LANGFUSE_PUBLIC_KEY" in run("export", code=2)
+
+
+def test_an_export_that_is_killed_goes_on_where_it_was(
+    server: LangfuseServer, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    """C60: whatever ends it, nothing is lost and nothing is there twice."""
+    with Store.open("p", tmp_path) as store:
+        members = tuple(a_trajectory(f"t-{number}", 1) for number in range(250))
+        store.save_group(TrajectoryGroup(members[0].scenario, members))
+    server.break_(path="/api/public/otel", after=1, times=1, delay=60, applied=True, status=500)
+    command = [sys.executable, "-m", "art_core.cli", "langfuse", "export", "--root", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as killed:
+        deadline = time.monotonic() + 60
+        while len(server.trace_ids) < 200:
+            assert killed.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        killed.kill()
+    assert len(server.scores) == 100
+    done = run("export", "--json")
+    assert (done["unchanged"], done["confirmed"], done["complete"]) == (100, 150, True)
+    assert (len(server.trace_ids), len(server.scores)) == (250, 250)
+    assert len(server.observations) == 250 * 4  # the rollout, two nodes, the call
 
 
 # -- prompts -------------------------------------------------------------------------------------------

@@ -1,8 +1,10 @@
+import email.utils
 import json
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -293,6 +295,20 @@ def test_a_server_that_says_how_long_to_wait_is_waited_for(server: LangfuseServe
         assert export_to_langfuse(store, client=client).confirmed == 1
     first, second = (a.at for a in server.requests("/api/public/otel"))
     assert second - first >= 1.0
+
+
+def test_a_server_that_asks_for_more_patience_than_there_is_ends_the_export_at_once(
+    server: LangfuseServer, store: Store
+) -> None:
+    store.save_trajectory(played())
+    tomorrow = email.utils.format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
+    server.break_(path="/api/public/otel", status=429, retry_after=tomorrow, times=None)
+    with LangfuseClient(connection(server, patience=60)) as client:
+        began = time.monotonic()
+        result = export_to_langfuse(store, client=client)
+    assert (result.left, result.requests) == (1, 1)
+    assert "answers 429" in (result.stopped or "")
+    assert time.monotonic() - began < 10
 
 
 def test_a_dead_server_leaves_what_was_confirmed_and_says_what_is_left(

@@ -28,8 +28,8 @@ from art_langgraph.langfuse.client import LangfuseClient, LangfuseError
 from art_langgraph.langfuse.connection import LangfuseConnection
 from art_langgraph.langfuse.export import export_to_langfuse
 from art_langgraph.langfuse.importing import import_file, import_from_langfuse
-from art_langgraph.langfuse.replaying import groups_from, scenarios_from
 from art_langgraph.langfuse.traces import TraceFilter
+from art_langgraph.langfuse.trajectories import groups_from, scenarios_from
 
 RECORDED = Path(__file__).parents[1] / "data" / "langfuse_traces.json"
 
