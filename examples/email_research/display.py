@@ -1,9 +1,17 @@
-"""What a run of the example shows: held-out questions as a table, and the curve of the training."""
+"""What a run of the example shows: held-out questions as a table, and the curve of the training.
 
+python examples/email_research/display.py figures.json curve.png   # the curve again, from a run's figures
+"""
+
+import argparse
+import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -203,3 +211,19 @@ def save_plot(
     figure.savefig(path, dpi=140)
     plt.close(figure)
     return path
+
+
+def drawn(figures: Path, path: Path) -> Path:
+    """The curve of a run, from its figures as `train.py` writes them; returns the file."""
+    told = json.loads(figures.read_text())
+    note = f"{told['model']}, reward by {told['options']['reward']}, {told['seconds'] / 60:.1f} minutes"
+    steps = [TrainingStep(**step) for step in told["steps"]]
+    return save_plot(steps, [Evaluation(**one) for one in told["evaluations"]], path, note)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Draw the curve of a run from its figures.")
+    parser.add_argument("figures", type=Path)
+    parser.add_argument("curve", type=Path)
+    given = parser.parse_args()
+    print(drawn(given.figures, given.curve))

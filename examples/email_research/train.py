@@ -36,9 +36,9 @@ from examples.email_research.agent import MOST_TOKENS, build_graph, greedy_agent
 from examples.email_research.display import (
     Evaluation,
     TrainingStep,
+    drawn,
     evaluations_table,
     part_means,
-    save_plot,
     steps_table,
 )
 from examples.email_research.judging import judged, ruler_of
@@ -286,11 +286,16 @@ class Training:
         first, last = self.evaluations[0], self.evaluations[-1]
         console.print(f"held-out inbox: {first.correct:.1%} right before, {last.correct:.1%} after")
         console.print(f"adapter  {adapter}\nfigures  {self.save()}\nrecord   {options.out / PROJECT}.db")
-        if options.steps:
-            name = Path(self.model.config.base_model).name
-            note = f"{name}, reward by {options.reward}, {self.seconds / 60:.1f} minutes"
+        if self.steps:
             path = options.plot or options.out / self.model.name / "curve.png"
-            console.print(f"curve    {save_plot(self.steps, self.evaluations, path, note)}")
+            console.print(f"curve    {self.curve(path)}")
+
+    def curve(self, path: Path) -> str:
+        """Draw the curve; returns where it is, or why it is not."""
+        try:
+            return str(drawn(self.save(), path))
+        except ImportError as missing:  # the figures are what a GPU was rented for
+            return f"none here ({missing}); elsewhere: display.py {self.save()} curve.png"
 
     def save(self) -> Path:
         """Write the figures so far, so that a run that is cut off leaves them; returns the file."""
