@@ -16,15 +16,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, true
 
 from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
-from art_core.store.codec import StepReader
-from art_core.store.contents import read_contents
 from art_core.store.packing import to_json
 from art_core.store.reading import read_runs
 from art_core.store.records import Run
 from art_core.store.rows import Choices, GroupRow, Order, Page, RunSummary, TrajectoryFilter, TrajectoryRow
 from art_core.store.schema import graphs, groups, metrics, scenarios, steps, trajectories
 from art_core.store.store import Store
-from art_core.types import RolloutStatus, Step
+from art_core.types import RolloutStatus
 
 __all__ = [
     "MOST",
@@ -40,7 +38,6 @@ __all__ = [
     "graph_shapes",
     "list_groups",
     "list_trajectories",
-    "read_step",
     "run_summaries",
     "trajectory_row",
 ]
@@ -114,20 +111,6 @@ def trajectory_row(store: Store, trajectory_id: str) -> TrajectoryRow:
         if row is None:
             raise UnknownTrajectoryError(f"{store.location} has no trajectory {trajectory_id}")
         return _trajectory_row(row, _calls(connection, [row.id])[row.id])
-
-
-def read_step(store: Store, trajectory_id: str, step_id: str) -> Step:
-    """One step of a trajectory, without the others.
-
-    Raises:
-        UnknownTrajectoryError: the trajectory has no such step.
-    """
-    query = select(steps).where(steps.c.id == step_id, steps.c.rollout_id == trajectory_id)
-    with store.read() as connection:
-        row = connection.execute(query).first()
-        if row is None:
-            raise UnknownTrajectoryError(f"trajectory {trajectory_id} has no step {step_id}")
-        return StepReader(read_contents(connection, StepReader.digests(row))).step(row)
 
 
 def graph_shapes(store: Store, run_id: str | None) -> list[dict[str, Any]]:

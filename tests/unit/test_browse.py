@@ -20,10 +20,11 @@ from art_core.store.browse import (
     count_trajectories,
     list_groups,
     list_trajectories,
-    read_step,
     run_summaries,
     trajectory_row,
 )
+from art_core.store.packing import ids_to_bytes
+from art_core.store.parts import group_size, group_tokens, group_without_tokens, read_step
 from art_core.types import (
     Failure,
     PolicyVersion,
@@ -233,3 +234,23 @@ def test_one_row_and_one_step_are_read_by_themselves(store: Store) -> None:
         trajectory_row(store, "nobody")
     with pytest.raises(UnknownTrajectoryError, match="trajectory b has no step"):
         read_step(store, "b", made.steps[0].id)
+
+
+def test_a_groups_parts_are_what_the_whole_group_says(store: Store) -> None:
+    texts = replace(member("b", None), steps=(a_step("b", tokens=None),))
+    group = save(store, member("a", 0.2), texts, member("c", 0.8))
+    whole = store.group(group)
+    bare = [replace(t, steps=tuple(replace(s, tokens=None) for s in t.steps), spans=()) for t in whole]
+    assert group_without_tokens(store, group) == whole.with_trajectories(tuple(bare))
+    assert group_tokens(store, group) == [
+        [s.tokens and (ids_to_bytes(s.tokens.prompt), ids_to_bytes(s.tokens.completion)) for s in t.steps]
+        for t in whole
+    ]
+    before = group_size(store, group)
+    assert before[0] == 3
+    store.save_trajectory(replace(whole.trajectories[0], steps=(a_step("a", 7),)))
+    assert group_size(store, group) > before
+    with pytest.raises(UnknownTrajectoryError, match="no group nobody"):
+        group_without_tokens(store, "nobody")
+    with pytest.raises(UnknownTrajectoryError, match="no group nobody"):
+        group_tokens(store, "nobody")

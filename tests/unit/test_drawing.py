@@ -19,6 +19,8 @@ from art_core.observe.dashboard.texts import cut, pieces
 from art_core.observe.dashboard.token_trie import trie_of
 from art_core.observe.dashboard.token_view import spell, token_page, tokenizer_of
 from art_core.observe.dashboard.visits import path_of, visits_of
+from art_core.store.packing import ids_from_bytes, ids_to_bytes
+from art_core.store.parts import TokenBytes
 from art_core.store.records import TrainedStep
 from art_core.training.samples import trajectory_samples
 from art_core.training.token_tree import build_tree
@@ -213,11 +215,19 @@ def with_tokens(name: str, made: list[tuple[tuple[int, ...], tuple[int, ...]]]) 
     return replace(a_trajectory(name), steps=steps)
 
 
+def raw(trajectory: Trajectory) -> list[TokenBytes | None]:
+    """The tokens of a trajectory's steps as the store keeps them."""
+    return [
+        s.tokens and (ids_to_bytes(s.tokens.prompt), ids_to_bytes(s.tokens.completion))
+        for s in trajectory.steps
+    ]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(token_steps, min_size=1, max_size=3))
 def test_the_tree_that_is_looked_at_is_the_tree_that_is_trained(made: Any) -> None:
     group = [with_tokens(f"t{n}", steps) for n, steps in enumerate(made)]
-    trie = trie_of(group)
+    trie = trie_of([raw(t) for t in group])
     tree = build_tree([s for t in group for s in trajectory_samples(t, include_superseded=True)[0]])
     assert trie.tokens == len(tree)
     assert trie.tokens_total == tree.tokens_total
@@ -225,7 +235,7 @@ def test_the_tree_that_is_looked_at_is_the_tree_that_is_trained(made: Any) -> No
     assert sum(s.sampled_tokens for s in trie.walk()) == len(sampled)
     for stretch in trie.walk():
         assert [child.start for child in stretch.children] == [stretch.end] * len(stretch.children)
-        assert len({child.ids[0] for child in stretch.children}) == len(stretch.children)
+        assert len({child.tokens[0] for child in stretch.children}) == len(stretch.children)
         assert stretch.rollouts == {trie.rows[i].rollout for i in stretch.rows}
     assert [s.number for s in trie.walk()] == list(range(sum(1 for _ in trie.walk())))
 
@@ -233,7 +243,7 @@ def test_the_tree_that_is_looked_at_is_the_tree_that_is_trained(made: Any) -> No
 @settings(max_examples=100, deadline=None)
 @given(st.lists(token_steps, min_size=1, max_size=3))
 def test_stretches_are_drawn_beside_each_other_never_over_each_other(made: Any) -> None:
-    drawn = draw_tree(trie_of([with_tokens(f"t{n}", s) for n, s in enumerate(made)]), len(made))
+    drawn = draw_tree(trie_of([raw(with_tokens(f"t{n}", s)) for n, s in enumerate(made)]), len(made))
     for a, b in combinations(drawn.stretches, 2):
         apart_x = a.x + a.width <= b.x + 1e-6 or b.x + b.width <= a.x + 1e-6
         apart_y = a.y + a.height <= b.y + 1e-6 or b.y + b.height <= a.y + 1e-6
@@ -243,10 +253,19 @@ def test_stretches_are_drawn_beside_each_other_never_over_each_other(made: Any) 
 
 def test_steps_that_continue_each_other_are_one_row() -> None:
     trie = trie_of(
-        [with_tokens("t", [((1, 2), (3,)), ((1, 2, 3, 4), (5,)), ((1, 2, 3, 4, 5, 6), (7,)), ((1, 9), (8,))])]
+        [
+            raw(
+                with_tokens(
+                    "t", [((1, 2), (3,)), ((1, 2, 3, 4), (5,)), ((1, 2, 3, 4, 5, 6), (7,)), ((1, 9), (8,))]
+                )
+            )
+        ]
     )
-    assert [(row.ids, row.steps) for row in trie.rows] == [((1, 2, 3, 4, 5, 6, 7), 3), ((1, 9, 8), 1)]
-    assert [s.ids for s in trie.forks] == [(1,)]
+    assert [(ids_from_bytes(row.ids), row.steps) for row in trie.rows] == [
+        ((1, 2, 3, 4, 5, 6, 7), 3),
+        ((1, 9, 8), 1),
+    ]
+    assert [s.tokens for s in trie.forks] == [(1,)]
 
 
 # -- tokens --------------------------------------------------------------------------------------------

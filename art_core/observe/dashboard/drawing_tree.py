@@ -88,13 +88,13 @@ def draw_tree(trie: TokenTrie, members: int) -> DrawnTree:
                 y=s.rows.start * ROW,
                 width=wide,
                 height=high,
-                label=f"{len(s.ids):,}" if wide > 9 * len(f"{len(s.ids):,}") and high >= ROW else "",
+                label=f"{len(s):,}" if wide > 9 * len(f"{len(s):,}") and high >= ROW else "",
                 title=describe(s, members),
                 sampled=tuple((scale.at(a), scale.at(b) - scale.at(a)) for a, b in s.sampled),
                 shared=len(s.rollouts),
             )
         )
-    ends = tuple((row.rollout, scale.at(len(row.ids)), i * ROW) for i, row in enumerate(trie.rows[:shown]))
+    ends = tuple((row.rollout, scale.at(len(row)), i * ROW) for i, row in enumerate(trie.rows[:shown]))
     return DrawnTree(WIDTH, shown * ROW, tuple(drawn), ends, scale.ticks(), len(trie.rows) - shown)
 
 
@@ -108,7 +108,7 @@ def describe(stretch: Stretch, members: int) -> str:
     )
     return (
         f"tokens {stretch.start:,} to {stretch.end:,} "
-        f"({len(stretch.ids):,}, {stretch.sampled_tokens:,} sampled) of {by}"
+        f"({len(stretch):,}, {stretch.sampled_tokens:,} sampled) of {by}"
     )
 
 

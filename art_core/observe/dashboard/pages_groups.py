@@ -14,6 +14,7 @@ from art_core.observe.dashboard.texts import Piece, cut, pieces
 from art_core.observe.dashboard.trajectory_view import last_words
 from art_core.store import Store
 from art_core.store.browse import TrajectoryFilter, TrajectoryRow, choices, list_groups, list_trajectories
+from art_core.store.parts import group_without_tokens
 from art_core.store.records import Feedback, Score
 from art_core.types import Trajectory
 from art_core.views.text import tool_calls
@@ -79,7 +80,7 @@ def groups(request: Request, after: str | None = None) -> HTMLResponse:
 def group(request: Request, group_id: str, reference: str | None = None) -> HTMLResponse:
     """One group: its members side by side, compared with one of them (without a choice, the best)."""
     store = site_of(request).store
-    whole = store.group(group_id)
+    whole = group_without_tokens(store, group_id)
     rows = list_trajectories(store, TrajectoryFilter(group_id=group_id, order="oldest"), 500).items
     shown = whole.trajectories[:MOST_MEMBERS]
     against = next((t for t in shown if t.id == reference), None) or max(

@@ -26,9 +26,9 @@ from art_core.store.browse import (
     count_trajectories,
     graph_shapes,
     list_trajectories,
-    read_step,
     trajectory_row,
 )
+from art_core.store.parts import read_step
 from art_core.store.reading import read_runs
 from art_core.store.records import TrainedStep
 from art_core.store.schema import runs
@@ -89,7 +89,7 @@ def tokens(
         page,
         trained=shown,
         advantage_scale=scale,
-        tokenizer=tokenizer_of(base_model_of(store, trajectory_id)),
+        tokenizer=tokenizer_of(base_model_of(store, trajectory_row(store, trajectory_id).run_id)),
     )
     return _part(
         request,
@@ -204,9 +204,8 @@ def _key(trained: TrainedStep) -> str:
     return f"{trained.run_id}:{trained.train_step}"
 
 
-def base_model_of(store: Store, trajectory_id: str) -> str | None:
-    """The base model of the run that a trajectory belongs to, where it says."""
-    run_id = trajectory_row(store, trajectory_id).run_id
+def base_model_of(store: Store, run_id: str | None) -> str | None:
+    """The base model of a run, where it says."""
     if run_id is None:
         return None
     with store.read() as connection:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -14,7 +15,8 @@ from art_core.observe.dashboard.texts import cut
 from art_core.observe.dashboard.token_trie import Stretch, TokenTrie, trie_of
 from art_core.observe.dashboard.token_view import spell, tokenizer_of
 from art_core.store import Store
-from art_core.types import Trajectory, TrajectoryGroup
+from art_core.store.browse import MOST, TrajectoryFilter, TrajectoryRow, list_trajectories
+from art_core.store.parts import group_size, group_tokens, member_ids
 
 router = APIRouter()
 
@@ -61,15 +63,14 @@ class Fork:
 def tree(request: Request, group_id: str) -> HTMLResponse:
     """A group's token tree, drawn."""
     store = site_of(request).store
-    group, trie = _grown(store, group_id)
-    tokenizer = tokenizer_of(base_model_of(store, group.trajectories[0].id)) if len(group) else None
-    members = group.trajectories
+    trie, members = _tree_of(store, group_id)
+    tokenizer = tokenizer_of(base_model_of(store, members[0].run_id)) if members else None
     forks = [_fork(stretch, members, tokenizer) for stretch in trie.forks]
     forks.sort(key=lambda fork: (-(fork.difference or -1.0), fork.depth))
     return render(
         request,
         "tree.html",
-        group=group,
+        group_id=group_id,
         trie=trie,
         drawing=draw_tree(trie, len(members)),
         row_height=ROW,
@@ -85,41 +86,49 @@ def tree(request: Request, group_id: str) -> HTMLResponse:
 def stretch(request: Request, group_id: str, number: int) -> HTMLResponse:
     """The text of one stretch of a group's token tree."""
     store = site_of(request).store
-    group, trie = _grown(store, group_id)
+    trie, members = _tree_of(store, group_id)
     found = next((s for s in trie.walk() if s.number == number), None)
     if found is None:
         raise UnknownTrajectoryError(f"the token tree of group {group_id} has no stretch {number}")
-    tokenizer = tokenizer_of(base_model_of(store, group.trajectories[0].id))
+    tokenizer = tokenizer_of(base_model_of(store, members[0].run_id))
     half = _SHOWN // 2
-    ids = found.ids if len(found.ids) <= _SHOWN else (*found.ids[:half], *found.ids[-half:])
+    ids = found.tokens if len(found) <= _SHOWN else (*found.tokens[:half], *found.tokens[-half:])
     bare = "x-art-part" in request.headers
     return render(
         request,
         "_stretch.html" if bare else "stretch.html",
-        group=group,
-        stretch=found,
-        described=describe(found, len(group)),
+        group_id=group_id,
+        described=describe(found, len(members)),
         runs=[(sampled, cut(_text(part, tokenizer), 8000)) for sampled, part in _runs(found, ids)],
-        left_out=len(found.ids) - len(ids),
-        passing=[group.trajectories[i] for i in sorted(found.rollouts)],
+        left_out=len(found) - len(ids),
+        passing=[members[i] for i in sorted(found.rollouts)],
         spelled=tokenizer is not None,
-        cut=cut,
     )
 
 
-def _grown(store: Store, group_id: str) -> tuple[TrajectoryGroup, TokenTrie]:
-    group = store.group(group_id)
-    return group, trie_of(group.trajectories)
+def _tree_of(store: Store, group_id: str) -> tuple[TokenTrie, list[TrajectoryRow]]:
+    """A group's tree and its members, in the same order."""
+    count, last = group_size(store, group_id)
+    trie = _grown(store, group_id, count, last)
+    listed = list_trajectories(store, TrajectoryFilter(group_id=group_id, order="oldest"), MOST).items
+    rows = {row.id: row for row in listed}
+    return trie, [rows[name] for name in member_ids(store, group_id) if name in rows]
 
 
-def _fork(stretch: Stretch, members: Sequence[Trajectory], tokenizer: object) -> Fork:
+@lru_cache(maxsize=8)
+def _grown(store: Store, group_id: str, _count: int, _last: int) -> TokenTrie:
+    """A group's tree; steps never change once they are recorded, so their number says whether it did."""
+    return trie_of(group_tokens(store, group_id))
+
+
+def _fork(stretch: Stretch, members: Sequence[TrajectoryRow], tokenizer: object) -> Fork:
     branches: list[Branch] = []
     for child in stretch.children:
         rewards = [r for i in child.rollouts if (r := members[i].reward) is not None]
         branches.append(
             Branch(
                 number=child.number,
-                gist=_text(child.ids[:_GIST], tokenizer),
+                gist=_text(child.tokens[:_GIST], tokenizer),
                 rollouts=len(child.rollouts),
                 reward=sum(rewards) / len(rewards) if rewards else None,
             )
@@ -139,7 +148,7 @@ def _text(ids: Sequence[int], tokenizer: object) -> str:
 
 def _runs(found: Stretch, ids: Sequence[int]) -> list[tuple[bool, Sequence[int]]]:
     """The shown tokens of a stretch, in parts that were sampled and parts that were not."""
-    if len(ids) < len(found.ids):
+    if len(ids) < len(found):
         half = len(ids) // 2
         return [(False, ids[:half]), (False, ids[half:])]
     runs: list[tuple[bool, Sequence[int]]] = []
