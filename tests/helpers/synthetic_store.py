@@ -155,7 +155,7 @@ def _run(n: int, ids: list[str], names: list[str], begun: list[float], train_ste
         "project": "synthetic",
         "base_model": "HuggingFaceTB/SmolLM2-135M-Instruct",
         "seed": n,
-        "train_config": {"learning_rate": (1 + n % 3) * 1e-5, "loss": "grpo", "kl_coef": 0.0},
+        "train": {"learning_rate": (1 + n % 3) * 1e-5, "loss": "grpo", "kl_coef": 0.0},
     }
     return {
         "id": ids[n],

@@ -14,7 +14,7 @@ import pytest
 from helpers.synthetic_store import fill
 from starlette.testclient import TestClient
 
-from art_core.config import TrainConfig
+from art_core.config import TrainableModelConfig, TrainConfig
 from art_core.observe.dashboard.app import create_app
 from art_core.observe.dashboard.page import plotly_url
 from art_core.store import Store
@@ -117,8 +117,8 @@ def test_a_run_shows_every_metric_once_and_the_important_ones_first(client: Test
 def test_runs_are_compared_by_curves_and_by_the_settings_in_which_they_differ(client: TestClient) -> None:
     document = page(client, "/compare?run=r-0000&run=r-0001")
     assert {a["data-run"] for a in document.all("tr") if "data-run" in a} == {"r-0000", "r-0001"}
-    assert "train_config.learning_rate" in document.text
-    assert "train_config.loss" not in document.text  # equal in both
+    assert "train.learning_rate" in document.text
+    assert "train.loss" not in document.text  # equal in both
     metrics = [a["data-metric"] for a in document.all("figure")]
     assert metrics[0] == "reward_mean"
     assert len(metrics) == len(set(metrics))
@@ -304,15 +304,15 @@ def test_what_cannot_be_shown_is_a_page_that_says_why(
 class Control:
     """A dashboard that may turn the knobs of one run."""
 
-    def __init__(self, store: Store, directory: Path, train: dict[str, Any] | None = None) -> None:
+    def __init__(self, store: Store, directory: Path) -> None:
         self.directory = directory
-        self.config = TrainConfig(**(train or {"learning_rate": 1e-5}))
-        config = {"train_config": self.config.model_dump(mode="json"), "checkpoints": str(directory)}
-        self.run = store.begin_run("agent", config)
+        model = TrainableModelConfig(base_model="any", train=TrainConfig(learning_rate=2e-5))
+        self.config = model.train_config
+        # As a registration writes it.
+        self.run = store.begin_run("agent", {**model.model_dump(mode="json"), "checkpoints": str(directory)})
         self.client = TestClient(create_app(store, control=True))
-        self.token = next(
-            a["data-token"] for _, a in page(self.client, f"/runs/{self.run}").elements if "data-token" in a
-        )
+        document = page(self.client, f"/runs/{self.run}")
+        self.token = next(a["data-token"] for _, a in document.elements if "data-token" in a)
 
     def turn(self, body: str, token: str | None = None) -> tuple[int, dict[str, Any]]:
         headers = {"x-art-control": self.token if token is None else token}
@@ -341,8 +341,9 @@ def test_a_knob_that_is_turned_on_the_page_is_what_the_run_reads(control: Contro
     assert control.turn('{"temperature": null}') == (200, {"knobs": {"learning_rate": 3e-5}})
     assert run.read()[0].after is None
     assert run.config.learning_rate == 3e-5
-    shown = page(control.client, f"/runs/{control.run}").all("input")
-    assert next(a for a in shown if a.get("name") == "learning_rate")["value"] == "3e-05"
+    fields = page(control.client, f"/runs/{control.run}").all("input")
+    shown = next(a for a in fields if a.get("name") == "learning_rate")
+    assert (shown["value"], shown["placeholder"]) == ("3e-05", "2e-05")
 
 
 def test_a_knob_that_does_not_go_there_is_refused_beside_it_and_nothing_is_turned(control: Control) -> None:

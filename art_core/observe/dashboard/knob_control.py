@@ -104,7 +104,15 @@ def _board(run: Run) -> KnobBoard:
 
 
 def _configured(run: Run) -> TrainConfig:
-    return TrainConfig(**cast("Mapping[str, Any]", run.config.get("train_config") or {}))
+    """How a run was told to train, as `TrainableModelConfig.train_config` has it.
+
+    Raises:
+        ConfigError: its settings are of another version of this software.
+    """
+    train, rate = run.config.get("train"), run.config.get("learning_rate")
+    if isinstance(train, Mapping):
+        return TrainConfig(**cast("Mapping[str, Any]", train))
+    return TrainConfig() if rate is None else TrainConfig(learning_rate=rate)
 
 
 def knob_views(run: Run, events: Sequence[Event]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 // Charts of series, drawn by Plotly in the page's own colours.
 //
 // A series is {steps, values, times}: parallel arrays, ascending, null where there is no number. A chart is
-// drawn when it comes into view, and again when its data, the theme or an option has changed.
+// drawn when it comes into view, and again when its data, the theme or an option has changed. Plotly sees that
+// data has changed by its arrays being other ones: what it is handed are copies.
 
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 export const seriesColor = (index) => css(`--series-${(index % 8) + 1}`);
@@ -9,7 +10,7 @@ export const seriesDash = (index) => ["solid", "dash", "dot", "dashdot"][Math.fl
 
 /** Exponential moving average without the pull of its first value (as in Adam); gaps stay gaps. */
 export function smoothed(values, weight) {
-  if (!weight) return values;
+  if (!weight) return [...values];
   let sum = 0;
   let seen = 0;
   return values.map((value) => {
@@ -34,7 +35,8 @@ export function insert(series, step, value, time) {
 export function flatRange(columns) {
   const values = columns.flat().filter((v) => v !== null);
   const value = values[0];
-  if (!value || values.some((v) => v !== value)) return undefined;
+  if (value === undefined || values.some((v) => v !== value)) return undefined;
+  if (value === 0) return [-0.02, 1];
   return [value - Math.abs(value) * 0.5, value + Math.abs(value) * 0.5];
 }
 

@@ -21,7 +21,7 @@ const drawer = new Drawer((figure) => {
     const label = plain(run.name);
     return {
       type: "scatter", mode: one.steps.length < 2 ? "markers" : "lines", name: label,
-      x: byTime ? one.times.map((t) => (t - run.startedAt) / size) : one.steps,
+      x: byTime ? one.times.map((t) => (t - run.startedAt) / size) : [...one.steps],
       y: smoothed(one.values, weight),
       line: { color: seriesColor(run.index), width: 2, dash: seriesDash(run.index) },
       hovertemplate: "%{y:.4~g}<extra>" + label + "</extra>",

@@ -20,7 +20,7 @@ let marks = [...document.querySelectorAll("#events li time")].map((time) => ({
 
 // -- curves ------------------------------------------------------------------------------------------
 const xOf = (one) => {
-  if (axis.value === "step") return { x: one.steps, title: "step" };
+  if (axis.value === "step") return { x: [...one.steps], title: "step" };
   const last = (one.times.at(-1) ?? startedAt) - startedAt;
   const { unit, size } = timeUnit(last);
   return { x: one.times.map((t) => (t - startedAt) / size), title: unit, size };
@@ -59,11 +59,11 @@ const drawer = new Drawer((figure) => {
     const color = seriesColor(index);
     const common = { x, name: plain(name), metric: name, hovertemplate: "%{y:.4~g}<extra>" + plain(name) + "</extra>" };
     if (bars) {
-      traces.push({ ...common, type: "bar", y: one.values, marker: { color } });
+      traces.push({ ...common, type: "bar", y: [...one.values], marker: { color } });
       return;
     }
     const few = one.steps.length < 40;
-    if (weight) traces.push({ ...common, type: "scatter", mode: "lines", y: one.values, line: { color: translucent(color, 0.3), width: 1 }, showlegend: false, hoverinfo: "skip", hovertemplate: null });
+    if (weight) traces.push({ ...common, type: "scatter", mode: "lines", y: [...one.values], line: { color: translucent(color, 0.3), width: 1 }, showlegend: false, hoverinfo: "skip", hovertemplate: null });
     traces.push({ ...common, type: "scatter", mode: few && !weight ? "lines+markers" : "lines", y: smoothed(one.values, weight), line: { color, width: 2 }, marker: { size: 4 } });
   });
   const layout = layoutOf({ bars, legend: names.length > 1, xTitle: title });
