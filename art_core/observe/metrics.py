@@ -89,8 +89,9 @@ _CATALOGUE = (
     ),
     ("trajectories_unscored", "count", "Of these, those that ended without a reward.", "0", ROLLOUTS),
     (
-        "failures/<cause>", "count", "Failed rollouts by cause: exception, timeout, cancelled, reward, "
-        "judge, worker, no_policy_calls.", "absent", ROLLOUTS,
+        "failures/<cause>", "count", "Rollouts that failed since the step before, by cause (exception, "
+        "timeout, cancelled, reward, judge, worker, no_policy_calls); those of groups that were dropped for "
+        "it included.", "absent", ROLLOUTS,
     ),
     (
         "faults/<kind>", "count", "What capture could not do: calls that belong to no rollout, handlers that "

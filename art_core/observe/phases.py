@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from art_core.observe.gathered import judgings
-from art_core.types import TrajectoryGroup
+from art_core.store import EndedRollout
+from art_core.types import Trajectory, TrajectoryGroup
 
 Interval = tuple[float, float]
 """Begin and end, Unix time in seconds."""
@@ -46,19 +47,26 @@ class Phases:
         self._last = time.time() if begun is None else begun
 
     def metrics(
-        self, groups: Iterable[TrajectoryGroup], step: Training, *, trained_tokens: float | None = None
+        self,
+        groups: Iterable[TrajectoryGroup],
+        step: Training,
+        ended: Sequence[EndedRollout] = (),
+        *,
+        trained_tokens: float | None = None,
     ) -> dict[str, float]:
         """Seconds of each phase since the last step ended, and what was done per second.
 
         Args:
             groups: what the step was given.
             step: when it did what.
+            ended: other rollouts, whose groups had too few members, for example.
             trained_tokens: how many tokens it trained; None where that is not known.
         """
         groups = list(groups)
         since, self._last = self._last, step.ended
-        rollouts = _union(_rollouts(groups), since, step.began)
-        busy = _union([*_rollouts(groups), *_judged(groups)], since, step.began)
+        ran = [*_rollouts(groups), *_intervals(ended)]
+        rollouts = _union(ran, since, step.began)
+        busy = _union([*ran, *_judged(groups)], since, step.began)
         train = step.trained_to - step.trained_from
         told = {
             "time/rollout": rollouts,
@@ -70,9 +78,9 @@ class Phases:
         }
         # A clock that was set back makes nonsense; a run without rollouts, as a warm start, has none to tell.
         told = {name: max(0.0, seconds) for name, seconds in told.items()}
-        if not groups:
-            del told["time/rollout"], told["time/judge"]
-        elif not _judged(groups):
+        if not ran:
+            del told["time/rollout"]
+        if not _judged(groups):
             del told["time/judge"]
         sampled = sum(
             len(step.tokens.completion)
@@ -90,9 +98,11 @@ class Phases:
 
 
 def _rollouts(groups: Sequence[TrajectoryGroup]) -> list[Interval]:
-    return [
-        (t.started_at, t.started_at + t.duration) for group in groups for t in group if t.duration is not None
-    ]
+    return _intervals([t for group in groups for t in group])
+
+
+def _intervals(rollouts: Iterable[Trajectory | EndedRollout]) -> list[Interval]:
+    return [(r.started_at, r.started_at + r.duration) for r in rollouts if r.duration is not None]
 
 
 def _judged(groups: Sequence[TrajectoryGroup]) -> list[Interval]:

@@ -4,11 +4,13 @@ Invariant: steps are numbered on from the run that this one continues, so that c
 restarted are one curve; the store has a step's numbers before anybody else is told of them.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from art_core.observe.phases import Phases, Training
+from art_core.observe.rollout_watch import RolloutWatch
 from art_core.observe.sinks.base import MetricSink
 from art_core.observe.sinks.delivery import Delivery
 from art_core.store import RunState, Store
@@ -38,6 +40,7 @@ class RunLog:
         self._sinks = sinks
         self._directory = directory
         self._phases = Phases()
+        self._rollouts = RolloutWatch(store, run_id)
         self._delivery: Delivery | None = None
 
     def begin(self) -> None:
@@ -80,10 +83,14 @@ class RunLog:
             version: number of the policy version that is served now.
             more: what others measured meanwhile.
         """
+        ended = self._rollouts.ended()
+        failures = {t.id: t.failure.cause if t.failure else "unknown" for g in groups for t in g if t.failed}
+        failures |= {rollout.id: rollout.cause for rollout in ended if rollout.cause is not None}
         metrics = {
             **report.metrics,
             "policy_version": float(version),
-            **self._phases.metrics(groups, training, trained_tokens=report.metrics.get("entries")),
+            **{f"failures/{cause}": float(n) for cause, n in sorted(Counter(failures.values()).items())},
+            **self._phases.metrics(groups, training, ended, trained_tokens=report.metrics.get("entries")),
             **more,
         }
         step = self._keep(metrics, version)

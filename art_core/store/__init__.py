@@ -2,6 +2,7 @@
 
 from art_core.store.records import (
     AdapterVersion,
+    EndedRollout,
     Event,
     Feedback,
     FeedbackKind,
@@ -15,6 +16,7 @@ from art_core.store.store import Store
 
 __all__ = [
     "AdapterVersion",
+    "EndedRollout",
     "Event",
     "Feedback",
     "FeedbackKind",

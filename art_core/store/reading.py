@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Select, func, select
 from art_core.store import codec
 from art_core.store.contents import read_contents
 from art_core.store.database import reading
-from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState, Score
+from art_core.store.records import AdapterVersion, EndedRollout, Event, Metric, Run, RunState, Score
 from art_core.store.schema import (
     events,
     metrics,
@@ -28,7 +28,7 @@ from art_core.store.schema import (
     steps,
     trajectories,
 )
-from art_core.types import PolicyVersion, Span, Step, Trajectory
+from art_core.types import PolicyVersion, RolloutStatus, Span, Step, Trajectory
 
 _PAGE = 50  # trajectories that are held in memory at a time
 
@@ -116,6 +116,28 @@ def read_lineage(connection: Connection, run_id: str) -> list[str]:
         found.append(at)
         at = connection.scalar(select(runs.c.continues).where(runs.c.id == at))
     return found[::-1]
+
+
+def read_ended(connection: Connection, run_id: str, after: int) -> tuple[list[EndedRollout], int | None]:
+    """A run's rollouts that began after a ``seq`` and have ended; and the first one that still runs."""
+    query = select(
+        *(trajectories.c[name] for name in ("seq", "id", "status", "failure", "started_at", "duration"))
+    ).where(trajectories.c.run_id == run_id, trajectories.c.seq > after)
+    ended: list[EndedRollout] = []
+    running: int | None = None
+    for row in connection.execute(query.order_by(trajectories.c.seq)):
+        if row.status == RolloutStatus.RUNNING:
+            running = row.seq if running is None else running
+            continue
+        cause = None
+        if row.status == RolloutStatus.FAILED:
+            cause = "unknown" if row.failure is None else json.loads(row.failure)["cause"]
+        ended.append(
+            EndedRollout(
+                seq=row.seq, id=row.id, cause=cause, started_at=row.started_at, duration=row.duration
+            )
+        )
+    return ended, running
 
 
 def read_last_step(connection: Connection, run_id: str) -> int:

@@ -88,6 +88,24 @@ class Feedback:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRollout:
+    """When a rollout ran and how it ended, without what happened in it.
+
+    Attributes:
+        seq: its place among all that began: what began later has a larger one.
+        cause: why it failed; None when it did not.
+        started_at: Unix time, seconds.
+        duration: seconds; None where it is not known.
+    """
+
+    seq: int
+    id: str
+    cause: str | None
+    started_at: float
+    duration: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
     """What one training step did with one step of a rollout.
 

@@ -16,7 +16,7 @@ from art_core.store import reading
 from art_core.store.base import OpenStore
 from art_core.store.database import reading as read_transaction
 from art_core.store.packing import clean_text, to_json
-from art_core.store.records import AdapterVersion, Event, Metric, Run, RunState
+from art_core.store.records import AdapterVersion, EndedRollout, Event, Metric, Run, RunState
 from art_core.store.schema import events, metrics, policy_versions, runs
 from art_core.store.trained import StepTraining, insert_trained
 from art_core.store.writer import Job
@@ -79,6 +79,19 @@ class RunRecords(OpenStore):
         """Number of the last training step that a run has metrics of; 0 without any."""
         with read_transaction(self._engine) as connection:
             return reading.read_last_step(connection, run_id)
+
+    def ended(self, run_id: str, after: int = 0) -> tuple[list[EndedRollout], int | None]:
+        """How a run's rollouts ended, without reading what happened in them.
+
+        Args:
+            run_id: of the run.
+            after: only rollouts that began after the one with this ``seq``.
+
+        Returns:
+            Those that have ended, and the ``seq`` of the first that still runs, None when none does.
+        """
+        with read_transaction(self._engine) as connection:
+            return reading.read_ended(connection, run_id, after)
 
     def log_metrics(self, run_id: str, step: int, values: Mapping[str, float]) -> None:
         """Keep a training step's numbers; those of an earlier attempt at the same step are replaced."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from sqlalchemy import Connection, delete, insert, select
 
-from art_core.store.packing import pack, unpack
+from art_core.store.packing import pack, pack_noise, unpack
 from art_core.store.prepared import Prepared
 from art_core.store.records import TrainedStep
 from art_core.store.schema import steps, trained_steps
@@ -63,7 +63,7 @@ def insert_trained(
                 "train_step": train_step,
                 "step_id": each.step_id,
                 "advantage": each.advantage,
-                "ratio": pack(each.ratio),
+                "ratio": pack_noise(each.ratio),
                 "trained": pack(each.marks),
             }
             for each in last.values()

@@ -11,8 +11,11 @@ from helpers.trajectories import a_step, a_trajectory
 from art_core.observe.gathered import MOST_NODES, gathered_metrics, succeeded
 from art_core.observe.metrics import BEGIN, END, METRICS, metrics_table, resolved, spec_of
 from art_core.observe.phases import Phases, Training
+from art_core.observe.rollout_watch import RolloutWatch
+from art_core.recording import Rollout
 from art_core.rewards.judge import Usage
 from art_core.rewards.judgement import Judgement, Scored
+from art_core.store import EndedRollout, Store
 from art_core.types import (
     Failure,
     RolloutStatus,
@@ -193,6 +196,37 @@ def test_rollouts_beside_training_cost_no_time_of_their_own() -> None:
     assert told["time/wait"] == 1.0
     assert told["tokens_per_second/rollout"] == 4 / 3  # they ran for three seconds
     assert "time/judge" not in told
+
+
+def test_rollouts_that_nobody_trains_take_time_too() -> None:
+    dropped = EndedRollout(seq=1, id="t-9", cause="timeout", started_at=1001.0, duration=4.0)
+    told = Phases(begun=999.0).metrics(
+        [group(a_trajectory("t-1"))], Training(1006.0, 1006.0, 1007.0, 1007.0), [dropped]
+    )
+    assert told["time/rollout"] == 6.0
+    assert told["time/wait"] == 1.0
+
+
+def test_each_rollout_that_ended_is_told_once_however_long_it_ran(tmp_path: Path) -> None:
+    with Store.open("games", tmp_path) as store:
+        run = store.begin_run("agent")
+        other = Rollout(sink=store.sink())
+        rollouts = [Rollout(sink=store.sink(run)) for _ in range(4)]
+        watch = RolloutWatch(store, run)
+        assert watch.ended() == []
+        rollouts[0].finish(1.0)
+        rollouts[2].fail(Failure("timeout", "too slow"))
+        other.fail(Failure("timeout", "too slow"))  # of no run of ours
+        first = watch.ended()
+        assert [(r.id, r.cause) for r in first] == [(rollouts[0].id, None), (rollouts[2].id, "timeout")]
+        rollouts[3].finish(0.0)
+        assert [r.id for r in watch.ended()] == [rollouts[3].id]
+        rollouts[1].fail(Failure("exception", "boom"))  # it had begun before those that were told
+        assert [(r.id, r.cause) for r in watch.ended()] == [(rollouts[1].id, "exception")]
+        assert watch.ended() == []
+        late = Rollout(sink=store.sink(run))
+        late.finish(1.0)
+        assert [r.id for r in watch.ended()] == [late.id]
 
 
 def test_a_warm_start_tells_no_rollouts() -> None:
