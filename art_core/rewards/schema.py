@@ -14,6 +14,7 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from pydantic import BaseModel
 from referencing import Registry
+from referencing.exceptions import Unresolvable
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.compose import Measure
@@ -56,7 +57,8 @@ class ValidJSON(Measure):
                 found = json.loads(unfenced(text) if self.fenced else text, parse_constant=_no_json)
             except (ValueError, RecursionError):
                 return 0.0
-        return float(_validator(self.schema, f"reward {self.name!r}", ConfigError).is_valid(found))
+        what = f"reward {self.name!r}"
+        return float(_is_valid(_validator(self.schema, what, ConfigError), found, what))
 
     def _parsed(self, trajectory: Trajectory, output: object, key: str) -> Any:
         state = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
@@ -92,7 +94,7 @@ class ValidToolCalls(Measure):
                 continue
             parameters = cast("Mapping[str, Any]", call.spec.get("parameters") or {})
             what = f"reward {self.name!r}: parameters of tool {call.name!r}"
-            valid += _validator(parameters, what, RewardError).is_valid(dict(call.arguments))
+            valid += _is_valid(_validator(parameters, what, RewardError), dict(call.arguments), what)
         return valid / len(made) if made else 1.0
 
 
@@ -109,6 +111,16 @@ def _validator(
         raise error(f"{what}: no JSON Schema: {bad.message} (at {bad.json_path})") from None
     # Without a registry of its own, a schema that refers to an address would have it fetched.
     return kind(plain, registry=Registry())
+
+
+def _is_valid(validator: Validator, found: Any, what: str) -> bool:
+    try:
+        return validator.is_valid(found)
+    except Unresolvable as elsewhere:
+        raise RewardError(
+            f"{what}: the schema refers to {elsewhere.ref!r}, which is not in it, and nothing is fetched; put "
+            "it into the schema's own $defs"
+        ) from None
 
 
 def _no_json(constant: str) -> None:

@@ -1,7 +1,9 @@
 """Rewards of steps, lengths, time, money, valid JSON, and of single steps and nodes."""
 
 import asyncio
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from helpers.conversations import call, conversation, tool
@@ -165,11 +167,31 @@ def test_any_json_a_pydantic_model_and_parsed_output_are_checked_too() -> None:
 def test_a_schema_that_is_none_is_refused_at_once_and_one_elsewhere_is_not_fetched() -> None:
     with pytest.raises(ConfigError, match=r"'valid_json'.*no JSON Schema.*\$\.type"):
         ValidJSON({"type": "objekt"})
-    away = ValidJSON({"$ref": "http://127.0.0.1:9/schema.json"})
-    [found] = score_trajectories(away, [conversation("{}")])
+    asked: list[str] = []
+
+    class Schemas(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"type": "object"}')
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Schemas) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/schema.json"
+        [found] = score_trajectories(ValidJSON({"$ref": address}), [conversation("{}")])
+        tools = [tool("read", id={"$ref": address})]
+        with pytest.raises(RewardError, match=f"parameters of tool 'read'.*{address}.*nothing is fetched"):
+            ValidToolCalls().value(conversation([call("read", {"id": "m1"})], tools=tools))
+        server.shutdown()
+    assert asked == []
     assert found.reward is None
     assert found.failure is not None
-    assert "valid_json" in found.failure.message
+    assert "'valid_json'" in found.failure.message
+    assert "$defs" in found.failure.message
 
 
 def test_tool_calls_are_valid_by_their_tools_own_schemas() -> None:
