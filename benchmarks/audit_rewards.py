@@ -21,7 +21,7 @@ from art_core.rewards import (
     component,
     score_trajectories,
 )
-from art_core.rewards.audit.contents import answer
+from art_core.rewards.audit.answers import answer
 from art_core.rewards.labels import Labels
 from art_core.rewards.text import plain
 from art_core.scoring import Reward, RewardFunction

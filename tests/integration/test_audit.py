@@ -1,5 +1,6 @@
 """The audit beside training, and over a store, with a tiny model and a real record."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,11 +10,16 @@ from helpers.tiny import tiny_model
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig
 from art_core.errors import TrainingStoppedError
-from art_core.rewards.audit import AuditReport, audit
+from art_core.rewards.audit import AuditReport, aaudit, audit
 from art_core.rewards.feedback import prefer, rate, thumb
 from art_core.rewards.labels import labels_of
 from art_core.store import Event, Store
+from art_langgraph import agather
 from benchmarks.audit_rewards import correct, scored, world
+from examples.email_research.agent import build_graph
+from examples.email_research.mailbox import prepared
+from examples.email_research.policies import Scripted, clueless, expert
+from examples.email_research.rewards import rules
 
 ASK = [{"role": "user", "content": "answer yes or no"}]
 
@@ -88,3 +94,28 @@ def test_runs_and_people_of_a_store_are_audited_as_they_were_gathered(tmp_path: 
     [finding] = [f for f in report.findings if f.name == "disagrees_with_people"]
     assert "points the other way" in finding.message
     assert AuditReport.from_dict(report.as_dict()) == report
+
+
+@pytest.mark.parametrize("skill", [0.6, 0.8])
+async def test_rules_of_a_real_agent_are_not_called_hacked_because_good_runs_take_more_steps(
+    skill: float, tmp_path: Path
+):
+    """Right answers need searches and mails to be read, so reward, length and steps go together."""
+    mailbox = prepared(0, tmp_path)
+    questions = mailbox.scenarios("harbour")[:24]
+    knows, guesses, draw = expert(questions), clueless(1), random.Random(1)
+    policy = Scripted(policy=lambda m: (knows if draw.random() < skill else guesses).policy(m))
+    groups = await agather(
+        build_graph(policy, mailbox),
+        questions,
+        group_size=6,
+        reward=rules,
+        progress=False,
+        require_policy_calls=False,
+    )
+    report = await aaudit(groups, reward=rules)
+    assert not report.findings, report
+    assert (report.figure("steps", "rho_steps") or 0) > 0.3
+    # The answer is in a tool call and in the graph's state, and the probes reach it there.
+    assert report.figure("content", "kept_when_scrambled") == 0.0
+    assert report.figure("listing", "list_is_paid") == 0.0

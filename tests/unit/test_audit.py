@@ -1,12 +1,14 @@
 """The audit finds what is wrong with a reward, and says nothing of one that is sound."""
 
 import json
+import zlib
 from dataclasses import replace
 
 import pytest
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.audit import AuditReport, Severity, audit
+from art_core.rewards.audit.answers import answer, with_answer
 from art_core.rewards.audit.auditing import CHECKS, QUESTIONS
 from art_core.rewards.audit.degenerate import LEAST
 from art_core.rewards.labels import Labels, Preference
@@ -16,6 +18,7 @@ from benchmarks.audit_rewards import (
     SOUND,
     Make,
     correct,
+    covered,
     essays,
     scored,
     step,
@@ -159,6 +162,51 @@ def test_length_is_no_shortcut_where_people_say_that_longer_is_better():
     assert "follows_length" in {f.name for f in audit(done).findings}
     people = Labels({t.id: long(t) for g in done for t in g})
     assert "follows_length" not in {f.name for f in audit(done, labels=people).findings}
+
+
+def test_what_asking_shows_outweighs_what_merely_goes_together():
+    def facts_only(trajectory):
+        return covered(trajectory.steps[0].message(), trajectory)
+
+    # Whoever knows more facts also writes more around them.
+    groups: list[TrajectoryGroup] = []
+    for group in essays(9, 24, 8):
+        runs = []
+        for t in group:
+            aside = " ".join(
+                f"aside {zlib.crc32(f'{t.id} {n}'.encode()) % 9973}" for n in range(int(90 * facts_only(t)))
+            )
+            runs.append(replace(t, steps=(step(t.id, 0, f"{t.steps[0].message()} {aside}"),)))
+        groups.append(group.with_trajectories(runs))
+    done = scored(facts_only, groups)
+    assert "follows_length" in {f.name for f in audit(done).findings}
+    assert not audit(done, reward=facts_only).findings
+
+
+def test_the_answer_is_found_and_changed_where_it_stands():
+    handed_in = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "function": {"name": "answer", "arguments": '{"text": "Oslo", "n": 1}'}}],
+    }
+    [member] = world(1, 1, 1)[0]
+    plain = replace(member, steps=(step("t", 0, "It is Oslo."),))
+    text = replace(plain, metadata={"output": "Oslo"})
+    state = replace(
+        plain, steps=(step("t", 0, "", response=handed_in),), metadata={"output": {"answer": "Oslo"}}
+    )
+    tool = replace(state, metadata={})
+    assert [answer(run) for run in (plain, text, state, tool)] == ["It is Oslo.", "Oslo", "Oslo", "Oslo"]
+    for run in (plain, text, state, tool):
+        changed = with_answer(run, "Rome " * 20)
+        assert answer(changed) == "Rome " * 20
+        assert "Oslo" not in str(changed.steps[0].response if run is not text else changed.metadata)
+        assert len(changed.steps[0].tokens.completion) > len(run.steps[0].tokens.completion)
+        assert with_answer(changed, answer(run)).metadata == run.metadata
+    assert with_answer(tool, "Rome").steps[0].response["tool_calls"][0]["function"] == {
+        "name": "answer",
+        "arguments": '{"text": "Rome", "n": 1}',
+    }
 
 
 def test_choices_alone_are_labels_too():

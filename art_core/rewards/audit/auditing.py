@@ -71,6 +71,10 @@ QUESTIONS: Mapping[str, str] = {
 """What is asked when there is somebody to be asked."""
 
 
+REFUTED_BY: Mapping[str, str] = {"follows_length": "padding", "form_only": "content"}
+"""Findings that rest on what goes together, and the question that shows whether one makes the other."""
+
+
 async def aaudit(
     runs: Iterable[Trajectory] | Iterable[TrajectoryGroup],
     *,
@@ -166,7 +170,7 @@ def _report(
     for _, checked in found.values():
         known = {finding.name for finding in findings}
         # The record and a question may find the same thing; what was found first names the record's runs.
-        findings += [finding for finding in checked.findings if finding.name not in known]
+        findings += [f for f in checked.findings if f.name not in known and not _refuted(f, found)]
     return AuditReport(
         findings=worst_first(findings),
         checks=tuple(
@@ -179,3 +183,11 @@ def _report(
         reward_calls=reward_calls,
         judge_calls=judge_calls,
     )
+
+
+def _refuted(finding: Finding, found: Mapping[str, tuple[str, Checked]]) -> bool:
+    """Whether the function was asked, and does not do what the record made it look like."""
+    if finding.figures.get("rho", 0.0) < 0:  # words that are added say nothing of rewards for fewer
+        return False
+    asked = found.get(REFUTED_BY.get(finding.name, ""))
+    return asked is not None and asked[1].skipped is None and not asked[1].findings

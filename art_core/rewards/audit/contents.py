@@ -1,4 +1,4 @@
-"""What a trajectory says, and how much: the answer, the prompts, lengths, steps, the form of the answer.
+"""What a trajectory says, and how much: the words, the prompts, lengths, steps, the form of an answer.
 
 Invariant: everything here is read off one trajectory and asks nobody, and nothing depends on its id.
 """
@@ -6,25 +6,11 @@ Invariant: everything here is read off one trajectory and asks nobody, and nothi
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
+from art_core.rewards.audit.answers import answer, answered
 from art_core.types import Message, Step, Trajectory
 from art_core.views.text import content_text, tool_calls
-
-
-def answered(trajectory: Trajectory) -> list[Step]:
-    """The calls that a model answered."""
-    return [step for step in trajectory.steps if step.response is not None]
-
-
-def answer(trajectory: Trajectory) -> str:
-    """The answer: the agent's output when that is a text, else what the last answered call said."""
-    output = trajectory.metadata.get("output")
-    if isinstance(output, str):
-        return output
-    steps = answered(trajectory)
-    return content_text(cast("Message", steps[-1].response)) if steps else ""
 
 
 def said(trajectory: Trajectory) -> str:
@@ -59,36 +45,6 @@ def contents(trajectory: Trajectory) -> str:
         f"{step.identity.node}\x1f{content_text(step.response) if step.response else ''}\x1f{calls(step)}"
         for step in trajectory.steps
     )
-
-
-def with_answer(trajectory: Trajectory, text: str) -> Trajectory:
-    """The trajectory, had it ended with another answer.
-
-    Sampled tokens of the last answer are lengthened or shortened with it, so that rewards of length see it.
-    """
-    steps = list(trajectory.steps)
-    for number in range(len(steps) - 1, -1, -1):
-        response = steps[number].response
-        if response is not None:
-            before = content_text(response)
-            changed = replace(steps[number], response={**response, "content": text})
-            steps[number] = _stretched(changed, before, text)
-            break
-    metadata = dict(trajectory.metadata)
-    if isinstance(metadata.get("output"), str):
-        metadata["output"] = text
-    return replace(trajectory, steps=tuple(steps), metadata=metadata)
-
-
-def _stretched(step: Step, before: str, after: str) -> Step:
-    tokens = step.tokens
-    if tokens is None or not tokens.completion:
-        return step
-    count = max(1, round(len(tokens.completion) * max(len(after), 1) / max(len(before), 1)))
-    ids = (tokens.completion * (count // len(tokens.completion) + 1))[:count]
-    stretched = replace(tokens, completion=ids, logprobs=(None,) * count)
-    usage = {**step.usage, "completion_tokens": count} if step.usage else step.usage
-    return replace(step, tokens=stretched, usage=usage)
 
 
 def length(trajectory: Trajectory) -> float | None:

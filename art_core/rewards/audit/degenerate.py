@@ -9,8 +9,9 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 
+from art_core.rewards.audit.answers import answer, answered
 from art_core.rewards.audit.check import Checked
-from art_core.rewards.audit.contents import answer, answered, calls, given
+from art_core.rewards.audit.contents import calls, given
 from art_core.rewards.audit.evidence import Evidence
 from art_core.rewards.audit.finding import Finding, Severity, share, to_read
 from art_core.rewards.labels import Labels

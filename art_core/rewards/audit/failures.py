@@ -6,8 +6,8 @@ group's mean, the finding says so.
 
 from collections import Counter
 
+from art_core.rewards.audit.answers import answered
 from art_core.rewards.audit.check import Checked
-from art_core.rewards.audit.contents import answered
 from art_core.rewards.audit.evidence import Evidence, reward_of
 from art_core.rewards.audit.finding import Finding, Severity, share, to_read
 from art_core.rewards.labels import Labels

@@ -6,8 +6,8 @@ nobody; one that follows another node's words teaches the wrong one.
 
 from collections import Counter
 
+from art_core.rewards.audit.answers import answered
 from art_core.rewards.audit.check import Checked
-from art_core.rewards.audit.contents import answered
 from art_core.rewards.audit.evidence import Evidence
 from art_core.rewards.audit.finding import Finding, Severity, share, to_read
 from art_core.rewards.audit.variance import explained

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
+from art_core.rewards.audit.answers import answer, answered, with_answer
 from art_core.rewards.audit.asking import Asked, Asker
 from art_core.rewards.audit.check import Checked
-from art_core.rewards.audit.contents import answer, answered, with_answer
 from art_core.rewards.audit.evidence import Evidence, reward_of
 from art_core.rewards.audit.finding import Finding, Severity, share, to_read
 from art_core.rewards.audit.ranks import association

@@ -7,17 +7,24 @@ them: an answer that is longer because it is better is no shortcut.
 from collections.abc import Callable
 from typing import NamedTuple
 
+from art_core.rewards.audit.answers import answer
 from art_core.rewards.audit.check import Checked
-from art_core.rewards.audit.contents import answer, answer_length, form, length, step_count
+from art_core.rewards.audit.contents import answer_length, form, length, step_count
 from art_core.rewards.audit.evidence import Evidence, reward_of
 from art_core.rewards.audit.finding import Finding, Severity, to_read
-from art_core.rewards.audit.ranks import Association, association, partial
+from art_core.rewards.audit.ranks import Association, association, concordance, partial
 from art_core.rewards.audit.variance import explained
 from art_core.rewards.labels import Labels
 from art_core.types import Trajectory
 
-FOLLOWS = 0.6
+FOLLOWS = 0.65
 """Rank correlation from which a reward is said to follow a quantity."""
+TIGHT = 0.55
+"""Somers' D from which more of a quantity nearly always means more reward: good runs may well be longer."""
+SHORT = 200.0
+"""Texts three quarters of which are shorter than this have no length to speak of, in characters."""
+HAIR = 0.05
+"""Rewards that differ by less than this share of their range are equal here."""
 IS_IT = 0.9
 """From here on it is little else."""
 CHANCE = 1e-3
@@ -32,19 +39,21 @@ class _Quantity(NamedTuple):
     name: str
     noun: str
     value: Callable[[Trajectory], float | None]
+    matters_from: float
 
 
 _LENGTHS = (
-    _Quantity("length", "length of all that was written", length),
-    _Quantity("answer_length", "length of the answer", answer_length),
+    _Quantity("length", "length of all that was written", length, SHORT),
+    _Quantity("answer_length", "length of the answer", answer_length, SHORT),
 )
-_STEPS = (_Quantity("steps", "number of calls", step_count),)
+_STEPS = (_Quantity("steps", "number of calls", step_count, 0.0),)
 
 
 def with_length(evidence: Evidence, labels: Labels | None) -> Checked:
     """Whether the reward follows how much was written."""
     fix = (
-        "reward what is said, not how much: limit the length in the prompt or by max_tokens, subtract a "
+        "give the audit the function (reward=) to know which; then reward what is said, not how much: limit "
+        "the length in the prompt or by max_tokens, subtract a "
         "little Length(), tell the judge in its rubric that length is no merit"
     )
     return _follows("follows_length", _LENGTHS, evidence, labels, fix)
@@ -65,16 +74,19 @@ def _follows(
     figures: dict[str, float] = {}
     strongest: tuple[_Quantity, Association] | None = None
     for quantity in quantities:
-        found = _association(quantity, evidence, labels)
+        found = _association(quantity, evidence, labels) if _matters(quantity, evidence) else None
         if found is None:
             continue
         figures[f"rho_{quantity.name}"] = found.rho
         if strongest is None or abs(found.rho) > abs(strongest[1].rho):
             strongest = quantity, found
     if strongest is None:
-        return Checked(skipped="too few scored runs in groups where both vary")
+        return Checked(skipped="too few scored runs in groups where both vary, or little is written at all")
     quantity, found = strongest
-    if abs(found.rho) < FOLLOWS or found.p > CHANCE:
+    hair = HAIR * (max(evidence.rewards) - min(evidence.rewards))
+    tight = concordance(evidence.columns(quantity.value), hair) or 0.0
+    figures["concordance"] = tight
+    if abs(found.rho) < FOLLOWS or found.p > CHANCE or abs(tight) < TIGHT:
         return Checked(figures=figures)
     ranked = sorted(
         (t for members in evidence.scored for t in members if quantity.value(t) is not None),
@@ -87,12 +99,20 @@ def _follows(
         severity=Severity.CRITICAL if abs(found.rho) >= IS_IT else Severity.WARNING,
         message=f"within groups the reward follows the {quantity.noun} (rank correlation {found.rho:+.2f} "
         f"over "
-        f"{found.members} runs, p={found.p:.1g}): the policy will learn to do {more} of it",
+        f"{found.members} runs, p={found.p:.1g}): unless good runs have {more} of it anyway, that is what "
+        f"the "
+        "policy will learn",
         fix=fix,
         trajectories=to_read(t.id for t in ranked),
-        figures={"rho": found.rho, "p": found.p, "runs": found.members},
+        figures={"rho": found.rho, "p": found.p, "runs": found.members, "concordance": tight},
     )
     return Checked((finding,), figures)
+
+
+def _matters(quantity: _Quantity, evidence: Evidence) -> bool:
+    """Whether there is enough of it to make a difference."""
+    values = sorted(v for members in evidence.scored for t in members if (v := quantity.value(t)) is not None)
+    return bool(values) and values[3 * len(values) // 4] >= quantity.matters_from
 
 
 def _association(quantity: _Quantity, evidence: Evidence, labels: Labels | None) -> Association | None:

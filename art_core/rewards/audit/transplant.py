@@ -8,9 +8,9 @@ import random
 from dataclasses import replace
 from statistics import fmean
 
+from art_core.rewards.audit.answers import answered
 from art_core.rewards.audit.asking import Asked, Asker
 from art_core.rewards.audit.check import Checked
-from art_core.rewards.audit.contents import answered
 from art_core.rewards.audit.evidence import Evidence
 from art_core.rewards.audit.finding import Finding, to_read
 from art_core.rewards.audit.nodes import other_node
