@@ -118,8 +118,8 @@ def _is_valid(validator: Validator, found: Any, what: str) -> bool:
         return validator.is_valid(found)
     except Unresolvable as elsewhere:
         raise RewardError(
-            f"{what}: the schema refers to {elsewhere.ref!r}, which is not in it, and nothing is fetched; put "
-            "it into the schema's own $defs"
+            f"{what}: the schema refers to {elsewhere.ref!r}, which is not in it, and nothing is fetched; "
+            "put it into the schema's own $defs"
         ) from None
 
 
