@@ -1,12 +1,7 @@
 """The dashboard as its users start it: a process of its own, followed while a run goes on."""
 
 import json
-import os
-import re
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,48 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
+from helpers.dashboard_server import Server
 
 from art_core.errors import ConfigError
 from art_core.observe.dashboard.series import Position, Series, changes_since
 from art_core.observe.dashboard.serve import is_loopback, listen, run
 from art_core.store import Store
-
-SERVE = """
-import signal, sys
-from art_core.observe.dashboard.serve import run
-from art_core.store import Store
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-with Store.open("live", sys.argv[1]) as store:
-    run(store, port=int(sys.argv[2]))
-"""
-
-
-class Server:
-    """A dashboard in a process of its own."""
-
-    def __init__(self, root: Path, port: int = 0) -> None:
-        environment = {**os.environ, "COLUMNS": "300", "PYTHONUNBUFFERED": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SERVE, str(root), str(port)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        assert self.process.stdout is not None
-        self.said = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", self.said)
-        assert found, self.said + self.process.stdout.read()
-        self.port = int(found[1])
-        self.url = f"http://127.0.0.1:{self.port}"
-
-    def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(20)
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(20)
 
 
 @pytest.fixture

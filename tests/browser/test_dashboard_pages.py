@@ -1,0 +1,194 @@
+"""The pages of runs in a real browser: drawn, followed, driven by keys, readable by everybody."""
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from helpers.browser import ADVICE, ARGUMENTS, browser
+from helpers.dashboard_server import Server
+from helpers.synthetic_store import fill
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from art_core.store import Store
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    found = browser()
+    if found is None:
+        pytest.skip(ADVICE)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def store(root: Path) -> Iterator[Store]:
+    with Store.open("live", root) as opened:
+        fill(opened, run_count=4, rollouts=80)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def server(store: Store, root: Path) -> Iterator[Server]:
+    started = Server(root, control=True)
+    yield started
+    started.kill()
+
+
+class Tab:
+    """A page, and what it complained of."""
+
+    def __init__(self, chromium: Browser, server: Server, **options: Any) -> None:
+        self.context = chromium.new_context(base_url=server.url, **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(15_000)
+        self.complaints: list[str] = []
+        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.page.on("request", self._check)
+        self._url = server.url
+
+    def _check(self, request: Any) -> None:
+        if not request.url.startswith((self._url, "data:", "blob:")):
+            self.complaints.append(f"asked for {request.url}")
+
+
+@pytest.fixture
+def tab(chromium: Browser, server: Server) -> Iterator[Tab]:
+    made = Tab(chromium, server, viewport={"width": 1280, "height": 900})
+    yield made
+    made.context.close()
+    assert made.complaints == []
+
+
+def drawn(page: Page, title: str) -> Any:
+    """The points of a chart's line, as Plotly has drawn them."""
+    figure = page.locator("figure", has=page.get_by_role("heading", name=title, exact=True))
+    return figure.locator(".scatterlayer .trace path.point")
+
+
+def begin(store: Store, directory: Path) -> str:
+    process = {"host": socket.gethostname(), "pid": os.getpid()}
+    return store.begin_run("agent", {"process": process, "checkpoints": str(directory)})
+
+
+def test_a_run_is_drawn_from_its_first_step_on_while_it_goes_on(tab: Tab, store: Store, root: Path) -> None:
+    run = begin(store, root)
+    tab.page.goto(f"/runs/{run}")
+    expect(tab.page.get_by_text("No training step yet.")).to_be_visible()
+    for step in range(1, 4):
+        store.log_metrics(run, step, {"reward_mean": step / 10, "loss": 1.0, "time/train": 2.0})
+        expect(drawn(tab.page, "Reward")).to_have_count(step, timeout=5_000)
+    expect(tab.page.locator("#steps")).to_have_text("3")
+    store.add_event(run, "update_skipped", "<b>its norm</b> is too high")
+    expect(tab.page.locator("#events .said").first).to_have_text("<b>its norm</b> is too high", timeout=5_000)
+    expect(drawn(tab.page, "Reward")).to_have_count(3 + 1)  # the event has a mark
+    bars = tab.page.locator("figure", has_text="Where the time goes").locator(".bars .point")
+    bars.first.scroll_into_view_if_needed()
+    expect(bars).to_have_count(3)
+    store.log_metrics(run, 3, {"reward_mean": 0.9})  # again: the page begins anew, by itself
+    expect(tab.page.locator("figure").first.locator(".last")).to_have_text("0.900", timeout=5_000)
+    store.end_run(run)
+    expect(tab.page.locator("#state")).to_have_text("finished", timeout=5_000)
+
+
+def test_folded_metrics_are_drawn_when_they_are_opened(tab: Tab) -> None:
+    tab.page.goto("/runs/r-0000")
+    tab.page.get_by_text("All other metrics").click()
+    last = tab.page.locator("details.more figure").first
+    last.scroll_into_view_if_needed()
+    expect(last.locator(".scatterlayer path.point")).to_have_count(20 + 4)  # steps and events
+
+
+def test_runs_are_selected_and_compared_by_keys(tab: Tab) -> None:
+    page = tab.page
+    page.goto("/")
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("agent-1")
+    expect(page.locator("#runs tr:visible")).to_have_count(1)
+    page.keyboard.press("Control+a")
+    page.keyboard.press("Delete")
+    page.keyboard.press("Escape")
+    for _ in range(2):
+        page.keyboard.press("j")
+        page.keyboard.press("x")
+    expect(page.locator("#chosen-count")).to_have_text("2 selected")
+    page.keyboard.press("c")
+    page.wait_for_url("**/compare?run=*&run=*")
+    expect(page.locator("figure").first.locator(".scatterlayer path.js-line")).to_have_count(2)
+    page.locator("[data-show]").first.uncheck()
+    expect(page.locator("figure").first.locator(".scatterlayer path.js-line")).to_have_count(1)
+    page.get_by_label("Across").select_option("time")
+    page.keyboard.press("Escape")
+    page.locator("body").click(position={"x": 2, "y": 2})
+    page.keyboard.press("u")
+    page.wait_for_url("**/")
+
+
+def test_a_knob_is_turned_by_its_form(chromium: Browser, server: Server, store: Store, root: Path) -> None:
+    tab = Tab(chromium, server)
+    page = tab.page
+    directory = root / "checkpoints"
+    directory.mkdir()
+    page.goto(f"/runs/{begin(store, directory)}")
+    page.get_by_label("learning_rate").fill("-1")
+    page.get_by_role("button", name="Turn").click()
+    expect(page.locator("#wrong-learning_rate")).to_contain_text("greater than 0")
+    expect(page.get_by_label("learning_rate")).to_be_focused()
+    assert not (directory / "knobs.json").exists()
+    page.get_by_label("learning_rate").fill("2e-5")
+    page.get_by_role("button", name="Turn").click()
+    expect(page.locator("#knobs-said")).to_contain_text("Turned")
+    assert '"learning_rate": 2e-05' in (directory / "knobs.json").read_text()
+    tab.context.close()
+
+
+PATHS = ("/", "/runs/r-0000", "/compare?run=r-0000&run=r-0001", "/runs/r-0000/audit", "/nowhere")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_and_use_the_pages(chromium: Browser, server: Server, scheme: Any) -> None:
+    """Axe finds nothing serious; it has to run its script, which the pages themselves forbid."""
+    tab = Tab(chromium, server, color_scheme=scheme, bypass_csp=True)
+    for path in PATHS:
+        tab.page.goto(path)
+        expect(tab.page.locator("[data-working]")).to_have_count(0)
+        if tab.page.locator("figure .plot").count():
+            expect(tab.page.locator("figure .scatterlayer").first).to_be_visible()
+        found = Axe().run(tab.page).response["violations"]
+        serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+        assert serious == [], path
+    tab.context.close()
+
+
+def test_pages_fit_a_narrow_screen(chromium: Browser, server: Server) -> None:
+    tab = Tab(chromium, server, viewport={"width": 360, "height": 780})
+    for path in PATHS:
+        tab.page.goto(path)
+        width = tab.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= 360, (path, width)
+    tab.context.close()
+
+
+def test_a_theme_that_was_chosen_stays(tab: Tab) -> None:
+    tab.page.goto("/")
+    tab.page.keyboard.press("t")
+    tab.page.keyboard.press("t")
+    assert tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    tab.page.goto("/runs/r-0000")
+    assert tab.page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert tab.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 28)"
