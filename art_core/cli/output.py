@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from art_core.cli.exits import ExitCode, silence_stdout
-from art_core.views.text import safe, shorten
+from art_core.views.text import brief
 
 
 class Terminal(Console):
@@ -71,24 +71,28 @@ def plain(data: Any) -> Any:
     return str(data) if isinstance(data, Path) else repr(data)
 
 
-def table(*columns: str, title: str | None = None) -> Table:
-    """An empty table; a column whose name begins with ``>`` holds numbers."""
-    made = Table(title=None if title is None else cell(title), title_justify="left", box=None, pad_edge=False)
+def table(*columns: str) -> Table:
+    """An empty table.
+
+    Args:
+        columns: their names. ``>`` before one: it holds numbers. ``~`` before one: it gives way where the
+            terminal is too narrow; the others stay whole.
+    """
+    made = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     for name in columns:
+        # Rich takes room from columns that may wrap; the cells of ours do not.
         made.add_column(
-            name.lstrip(">"),
+            name.lstrip(">~"),
             justify="right" if name.startswith(">") else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            header_style="bold",
+            no_wrap=not name.startswith("~"),
+            min_width=6 if name.startswith("~") else None,
         )
     return made
 
 
 def cell(text: str | None, limit: int = 200, style: str = "") -> Text:
     """One line of somebody else's text."""
-    line = " ".join(shorten(text or "", limit).split())
-    return Text(safe(line).replace("\n", " "), style=style)
+    return Text(brief(text or "", limit), style=style, no_wrap=True, overflow="ellipsis")
 
 
 def number(value: float | None, digits: int = 3) -> Text:

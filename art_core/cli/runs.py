@@ -77,20 +77,19 @@ def _runs_table(found: "list[RunSummary]", total: int, project: str) -> Any:
 
     if not found:
         return cell(f"project {project} has no runs yet")
-    listed = table("run", "model", "state", "began", ">steps", ">rollouts", ">reward", "reward by step")
-    listed.columns[1].max_width = 16
+    listed = table("run", "~model", "state", "began", ">steps", ">rollouts", ">reward", "curve")
     for summary in found:
         run = summary.run
         style = {"failed": "red", "finished": "green"}.get(run.state, "yellow")
         listed.add_row(
-            cell(short_id(run.id)),
-            cell(run.model),
+            cell(short_id(run.id), 16),
+            cell(run.model, 40),
             cell(run.state, style=style),
             ago(run.started_at),
             f"{summary.steps}",
             f"{summary.trajectories:,}",
             number(summary.reward_mean),
-            spark(summary.sparkline, 14),
+            spark(summary.sparkline, 12),
         )
     more = total - len(found)
     return Group(listed, cell(f"{more} more: --limit {total}", style="dim")) if more else listed

@@ -121,19 +121,17 @@ def _rows_table(rows: "tuple[TrajectoryRow, ...]", following: str | None) -> "Re
 
     if not rows:
         return cell("no trajectory is like that")
-    listed = table("trajectory", "scenario", "began", ">step", ">reward", ">calls", ">seconds", "status")
-    listed.columns[0].max_width = 16
-    listed.columns[1].max_width = 18
+    listed = table("trajectory", "~scenario", "began", ">step", ">reward", ">calls", ">seconds", "status")
     for row in rows:
         listed.add_row(
-            cell(short_id(row.id)),
-            cell(row.scenario_id, 60),
+            cell(short_id(row.id), 16),
+            cell(row.scenario_id, 40),
             ago(row.started_at),
             "" if row.policy_number is None else f"{row.policy_number}",
             number(row.reward),
             f"{row.steps}",
             number(row.duration, 1),
-            cell(row.cause or row.status, style="red" if row.cause else ""),
+            cell(row.cause or row.status, 16, style="red" if row.cause else ""),
         )
     if following is None:
         return listed

@@ -248,7 +248,7 @@ def picture(view: "RunView", width: int, height: int, now: float | None = None) 
     if events:
         parts.append(Text())
         for event in events:
-            line = event_line(event, limit=width)
+            line = event_line(event, limit=10 * width)
             line.truncate(width, overflow="ellipsis")
             parts.append(line)
     return Group(*parts)

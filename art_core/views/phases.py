@@ -9,6 +9,7 @@ from html import escape
 
 from rich.text import Text
 
+from art_core.observe.metrics import METRICS
 from art_core.views.curves import Curve
 from art_core.views.text import brief
 
@@ -31,7 +32,7 @@ class Phase:
 
 
 def phases(curves: Mapping[str, Curve]) -> Sequence[Phase]:
-    """The phases of the newest step for which any was measured, in the order of their names."""
+    """The phases of the newest step for which any was measured, in the order of the catalogue."""
     measured = {
         name.removeprefix(PREFIX): curve
         for name, curve in curves.items()
@@ -40,9 +41,14 @@ def phases(curves: Mapping[str, Curve]) -> Sequence[Phase]:
     newest = max((curve.steps[-1] for curve in measured.values()), default=0)
     return [
         Phase(brief(name, 40), curve.last)
-        for name, curve in sorted(measured.items())
+        for name, curve in sorted(measured.items(), key=_place)
         if curve.steps[-1] == newest and curve.last > 0
     ]
+
+
+def _place(phase: tuple[str, Curve]) -> tuple[int, str]:
+    name = f"{PREFIX}{phase[0]}"
+    return (list(METRICS).index(name) if name in METRICS else len(METRICS)), name
 
 
 def phase_bar(curves: Mapping[str, Curve], width: int) -> Text | None:

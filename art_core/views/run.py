@@ -194,7 +194,7 @@ def curve_grid(curves: Sequence[Curve], across: int, width: int, height: int) ->
 def curve_panel(curve: Curve, width: int, height: int) -> Text:
     """One curve in braille under its name and last value."""
     last = short_number(curve.last)
-    name = shorten(safe(curve.name).replace("\n", " "), width - len(last) - 12)
+    name = brief(curve.name, width - len(last) - 1)
     panel = Text(no_wrap=True)
     panel.append(f"{name:<{width - len(last)}}", style="bold").append(last, style="cyan")
     values = [v for _, v in curve.finite]

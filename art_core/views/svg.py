@@ -36,7 +36,7 @@ def chart(curve: Curve, *, title: str | None = None, marks: Sequence[Mark] = (),
         marks: drawn where they lie within the curve's steps.
         hint: what the metric means, shown when pointed at.
     """
-    name = brief(title or curve.name)
+    name = brief(title or curve.name, 40)
     shown = curve.thinned(_MOST_POINTS)
     points = shown.finite
     xs = Range.of(float(step) for step, _ in points)
@@ -54,7 +54,7 @@ def chart(curve: Curve, *, title: str | None = None, marks: Sequence[Mark] = (),
         f'height="{HEIGHT}" role="img" aria-label="{text(said)}" font-family="sans-serif" font-size="11" '
         'fill="currentColor">',
         f"<title>{text(f'{said}. {hint}' if hint else said)}</title>",
-        f'<text x="4" y="14" font-weight="600">{text(shorten(name, 40))}</text>',
+        f'<text x="4" y="14" font-weight="600">{text(name)}</text>',
         f'<text x="{WIDTH - _RIGHT}" y="14" text-anchor="end">{text(short_number(curve.last))}</text>',
     ]
     for value, at in ((ys.high, _TOP), (ys.low, HEIGHT - _BOTTOM)):

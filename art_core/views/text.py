@@ -49,8 +49,9 @@ def shorten(text: str, limit: int) -> str:
 
 
 def brief(text: str, limit: int = 80) -> str:
-    """Somebody's name for something, safe, on one line, and not long."""
-    return safe(" ".join(shorten(text, limit).split())).replace("\n", " ")
+    """Somebody's name for something, safe, on one line, of at most so many characters."""
+    name = safe(" ".join(text[: 2 * limit].split())).replace("\n", " ")
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
 
 
 def short_id(name: str) -> str:
