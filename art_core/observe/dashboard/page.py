@@ -22,7 +22,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from art_core.store import Store
-from art_core.views.text import safe, shorten
+from art_core.views.text import safe, short_id, shorten
 
 HERE = Path(__file__).parent
 
@@ -73,7 +73,7 @@ def render(request: Request, template: str, *, status_code: int = 200, **values:
 
 
 def make_templates() -> Environment:
-    """The templates with their filters: text, number, duration, moment, ago, query."""
+    """The templates with their filters: text, number, duration, moment, ago, query, short (an id)."""
     environment = Environment(
         loader=PackageLoader("art_core.observe.dashboard"),
         autoescape=True,
@@ -88,6 +88,7 @@ def make_templates() -> Environment:
         "moment": moment,
         "ago": ago,
         "query": query,
+        "short": lambda name: shown(short_id(str(name)), 40),
     }
     return environment
 
