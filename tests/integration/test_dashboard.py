@@ -346,6 +346,26 @@ def test_a_knob_that_is_turned_on_the_page_is_what_the_run_reads(control: Contro
     assert (shown["value"], shown["placeholder"]) == ("3e-05", "2e-05")
 
 
+def test_every_turn_of_a_knob_is_on_its_page(empty: Store, control: Control) -> None:
+    for before, after in ((None, 3e-5), (3e-5, None)):
+        data = {"name": "learning_rate", "before": before, "after": after}
+        empty.add_event(control.run, "knob_turned", "learning_rate turned", data)
+    text = page(control.client, f"/runs/{control.run}").text
+    assert "learning_rate 3e-05 → as configured" in text
+    assert "learning_rate as configured → 3e-05" in text
+
+
+def test_a_run_with_more_events_than_anybody_reads_shows_the_newest_and_counts_all(empty: Store) -> None:
+    run = empty.begin_run("agent")
+    for n in range(510):
+        empty.add_event(run, "noted", f"event {n}")
+    document = page(TestClient(create_app(empty)), f"/runs/{run}")
+    assert "Events 510" in document.text
+    assert "event 509" in document.text
+    assert "event 9 " not in document.text
+    assert sum(word == "noted" for word in document.words) == 500
+
+
 def test_a_knob_that_does_not_go_there_is_refused_beside_it_and_nothing_is_turned(control: Control) -> None:
     status, said = control.turn('{"learning_rate": -1, "temperature": 0.5}')
     assert status == 422

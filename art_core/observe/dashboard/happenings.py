@@ -38,7 +38,22 @@ def event_view(event: Event) -> dict[str, Any]:
         "message": shown(event.message, MESSAGE_LIMIT),
         "at": event.created_at,
         "moment": moment(event.created_at),
+        "knob": knob_view(event) if event.kind == "knob_turned" else None,
     }
+
+
+def knob_view(event: Event) -> dict[str, Any]:
+    """A turn of a knob: its name, what it was and what it is; None stands for as configured."""
+    return {
+        "name": shown(event.data.get("name", ""), 60),
+        "before": _value(event.data.get("before")),
+        "after": _value(event.data.get("after")),
+        "moment": moment(event.created_at),
+    }
+
+
+def _value(value: object) -> str | None:
+    return None if value is None else f"{value:.12g}" if isinstance(value, float) else shown(value, 40)
 
 
 def event_views(events: Sequence[Event]) -> list[dict[str, Any]]:

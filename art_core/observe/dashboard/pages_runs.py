@@ -15,13 +15,14 @@ from sqlalchemy import Connection, func, select
 
 from art_core.errors import ConfigError
 from art_core.observe.dashboard.charts import Chart, charts_of, group_of, hints_of, polyline, still
-from art_core.observe.dashboard.happenings import event_views
+from art_core.observe.dashboard.happenings import MOST_SHOWN, event_views, knob_view
 from art_core.observe.dashboard.knob_control import knob_views
 from art_core.observe.dashboard.live import run_view
 from art_core.observe.dashboard.page import plotly_url, query, render, site_of
 from art_core.observe.dashboard.series import (
     Series,
     metric_names,
+    newest_events,
     position_of,
     read_run,
     read_series,
@@ -83,7 +84,9 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         now = standing(connection, run)
         last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
         made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
-    events = site.store.events(run_id)
+        events, event_count = newest_events(connection, run_id, MOST_SHOWN)
+    turns = site.store.events(run_id, "knob_turned")
+    acts = [e for kind in ("training_stopped", "training_resumed") for e in site.store.events(run_id, kind)]
     return render(
         request,
         "run.html",
@@ -96,9 +99,10 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         more_charts=_by_group([chart for chart in charts if not chart.key]),
         more_count=sum(not chart.key for chart in charts),
         events=event_views(events),
-        event_count=len(events),
-        signs=signs_of(found, events, now),
-        knobs=knob_views(run, events),
+        event_count=event_count,
+        signs=signs_of(found, sorted(acts, key=lambda e: e.created_at), now),
+        knobs=knob_views(run, turns),
+        turns=[knob_view(event) for event in reversed(turns[-MOST_SHOWN:])],
         config=_flat(run.config),
         position=str(position),
         plotly=plotly_url(),

@@ -25,6 +25,8 @@ from art_core.store.schema import events, metrics, runs, trajectories
 MOST_POINTS = 1000
 """Points of one series that a page is sent."""
 
+_MOST_SAID = 5000  # characters of a message that are read
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
@@ -165,6 +167,28 @@ def position_of(connection: Connection, run_id: str) -> Position:
     ).first()
     event = connection.scalar(select(func.max(events.c.seq)).where(events.c.run_id == run_id)) or 0
     return Position(event=event) if newest is None else Position(newest[0], newest[1], event)
+
+
+def newest_events(connection: Connection, run_id: str, most: int) -> tuple[list[Event], int]:
+    """A run's newest events, oldest first, without their data and without the ends of endless messages.
+
+    Args:
+        connection: in a transaction.
+        run_id: whose they are.
+        most: how many at most.
+
+    Returns:
+        The events, and how many there are in all.
+    """
+    of = events.c
+    message = func.substr(of.message, 1, _MOST_SAID).label("message")
+    query = select(of.run_id, of.kind, message, of.created_at).where(of.run_id == run_id)
+    rows = connection.execute(query.order_by(of.seq.desc()).limit(most)).all()
+    count = connection.scalar(select(func.count()).select_from(events).where(of.run_id == run_id)) or 0
+    found = [
+        Event(run_id=r.run_id, kind=r.kind, message=r.message, data={}, created_at=r.created_at) for r in rows
+    ]
+    return found[::-1], count
 
 
 def changes_since(store: Store, run_id: str, position: Position) -> Changes:

@@ -169,12 +169,36 @@ const onEvents = (list) => {
     said.textContent = event.message;
     item.append(time, kind, said);
     box.prepend(item);
+    if (event.knob) onTurn(event);
     marks = [{ time: event.at, kind: event.kind, message: event.message, tone: event.tone }, ...marks];
   }
   const count = document.getElementById("event-count");
   count.textContent = number(Number(count.textContent.replace(/\D/g, "")) + list.length);
   box.dispatchEvent(new CustomEvent("contentadded", { bubbles: true }));
   drawer.mark();
+};
+
+const onTurn = ({ knob, moment }) => {
+  document.getElementById("no-turns")?.remove();
+  const said = (value) => value ?? "as configured";
+  const item = document.createElement("li");
+  const time = document.createElement("time");
+  time.dateTime = moment;
+  time.textContent = moment;
+  const name = document.createElement("span");
+  name.className = "kind mono";
+  name.textContent = knob.name;
+  const change = document.createElement("span");
+  change.className = "num";
+  change.textContent = `${said(knob.before)} → ${said(knob.after)}`;
+  item.append(time, name, change);
+  const turns = document.getElementById("turns");
+  turns.prepend(item);
+  turns.dispatchEvent(new CustomEvent("contentadded", { bubbles: true }));
+  const cell = document.querySelector(`[data-knob="${CSS.escape(knob.name)}"]`);
+  if (cell) cell.textContent = knob.after ?? "–";
+  const field = document.getElementById(`knob-${knob.name}`);
+  if (field && field.value === field.defaultValue) field.value = field.defaultValue = knob.after ?? "";
 };
 
 const onChange = (message) => {
