@@ -37,7 +37,14 @@ from art_langgraph.langfuse.traces import (
     seconds,
     traces_in_file,
 )
-from art_langgraph.langfuse.trajectories import Worth, trajectory_id_of, trajectory_of, worth_of
+from art_langgraph.langfuse.trajectories import (
+    SAID,
+    Worth,
+    said_of,
+    trajectory_id_of,
+    trajectory_of,
+    worth_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +216,7 @@ def _import_page(
     for root, trace in zip(roots, traces, strict=True):
         found = scores.get(trace, ())
         there = known.get(trace)
-        if there is not None and not there.went_on(root):
+        if there is not None and not there.went_on(seconds(root["startTime"]) or 0.0):
             # Which of its observations a score is of needs no second look at them: the store has them.
             record, whole = _remembered(store, root, found), False
         else:
@@ -230,32 +237,32 @@ def _remembered(store: Store, root: Json, scores: Sequence[Json]) -> TraceRecord
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    reward: float | None
-    components: Mapping[str, float]
-    parts: tuple[Mapping[str, float], Mapping[str, float]]
+    """What the store has of a trace.
+
+    Attributes:
+        said: what its scores were when they were last looked at, as `said_of` gives it.
+        ended: Unix time, seconds.
+    """
+
+    said: Json
     ended: float
 
-    def went_on(self, root: Json) -> bool:
-        """Whether the trace has a newer root than the store knows: it was interrupted, and resumed since."""
-        return (seconds(root["startTime"]) or 0.0) > self.ended + 1e-3
+    def went_on(self, began: float) -> bool:
+        """Whether something that began then is newer: the trace was interrupted, and resumed since."""
+        return began > self.ended + 1e-3
 
 
 def _known(store: Store, traces: Sequence[str]) -> dict[str, _Known]:
-    """What the store has of traces, by trace."""
     ids = {trajectory_id_of(trace): trace for trace in traces}
     c = trajectories.c
-    columns = (c.id, c.reward, c.components, c.step_rewards, c.node_rewards, c.started_at, c.duration)
-    query = select(*columns).where(c.id.in_(list(ids)))
+    query = select(c.id, c.metadata, c.started_at, c.duration).where(c.id.in_(list(ids)))
+    found: dict[str, _Known] = {}
     with store.read() as connection:
-        return {
-            ids[row.id]: _Known(
-                row.reward,
-                json.loads(row.components),
-                (json.loads(row.step_rewards), json.loads(row.node_rewards)),
-                row.started_at + (row.duration or 0.0),
-            )
-            for row in connection.execute(query)
-        }
+        for row in connection.execute(query):
+            about: Json = json.loads(row.metadata).get("langfuse") or {}
+            said = {name: about[name] for name in SAID if name in about}
+            found[ids[row.id]] = _Known(said, row.started_at + (row.duration or 0.0))
+    return found
 
 
 def _keep(
@@ -268,27 +275,25 @@ def _keep(
     *,
     whole: bool,
 ) -> None:
-    name, new = trajectory_id_of(record.id), had is None
+    name, said, grew = trajectory_id_of(record.id), said_of(record, reward), False
     try:
-        worth, changed = worth_of(record, reward=reward), False
         if whole:
             trajectory = trajectory_of(record, reward=reward)
-            changed = (
-                had is not None and trajectory.started_at + (trajectory.duration or 0.0) > had.ended + 1e-3
-            )
-            failed = trajectory.failed
-            if had is None or changed:
-                # The reward comes after it, with who gave it and why.
-                store.save_trajectory(replace(trajectory, reward=None), run_id=run_id)
-                had = replace(had, reward=None) if had is not None else None
-        else:
-            failed = store.trajectory(name).failed
-        changed |= _score(store, name, worth, had, failed)
-        changed |= _add_feedback(store, name, record.scores)
+            grew = had is not None and had.went_on(trajectory.started_at + (trajectory.duration or 0.0))
+            if had is None or grew:
+                # What is said of it comes after it: an import that ends in between is made up for.
+                about = {k: v for k, v in trajectory.metadata["langfuse"].items() if k not in SAID}
+                store.save_trajectory(
+                    replace(trajectory, reward=None, metadata={"langfuse": about}), run_id=run_id
+                )
+        changed = had is None or grew or had.said != said
+        if changed:
+            _add_feedback(store, name, record.scores)
+            _score(store, name, worth_of(record, reward=reward), said)
     except (ValueError, TypeError, KeyError, AttributeError) as odd:  # not what the API describes
         tally.failed[record.id] = f"{type(odd).__name__}: {odd}"
         return
-    if new:
+    if had is None:
         tally.imported.append(name)
     elif changed:
         tally.updated.append(name)
@@ -296,44 +301,40 @@ def _keep(
         tally.unchanged += 1
 
 
-def _score(store: Store, name: str, worth: Worth, had: _Known | None, failed: bool) -> bool:
-    """Bring a trajectory's reward up to its scores; whether that changed anything."""
-    if failed:
-        return False
-    changed = False
-    if had is not None and had.parts != (dict(worth.step_rewards), dict(worth.node_rewards)):
-        trajectory = store.trajectory(name)
-        store.save_trajectory(
-            replace(trajectory, step_rewards=worth.step_rewards, node_rewards=worth.node_rewards)
+def _score(store: Store, name: str, worth: Worth, said: Json) -> None:
+    """Bring a trajectory's reward up to what is said in Langfuse.
+
+    Only when that has changed: what somebody here has said since is the newer word otherwise.
+    """
+    trajectory = store.trajectory(name)
+    components = {**trajectory.components, **worth.components}
+    if worth.reward is not None and not trajectory.failed:
+        components = dict(worth.components)
+        store.score(name, worth.reward, components=components, author=worth.author, explanation=worth.comment)
+        trajectory = trajectory.with_reward(worth.reward)
+    store.save_trajectory(
+        replace(
+            trajectory,
+            components=components,
+            step_rewards={**trajectory.step_rewards, **worth.step_rewards},
+            node_rewards={**trajectory.node_rewards, **worth.node_rewards},
+            metadata={**trajectory.metadata, "langfuse": {**trajectory.metadata["langfuse"], **said}},
         )
-        changed = True
-    if worth.reward is None:
-        if had is not None and had.components != dict(worth.components):
-            store.save_trajectory(replace(store.trajectory(name), components=worth.components))
-            changed = True
-    elif had is None or had.reward != worth.reward or had.components != dict(worth.components):
-        store.score(
-            name, worth.reward, components=worth.components, author=worth.author, explanation=worth.comment
-        )
-        changed = True
-    return changed
+    )
 
 
-def _add_feedback(store: Store, name: str, scores: Iterable[Json]) -> bool:
+def _add_feedback(store: Store, name: str, scores: Iterable[Json]) -> None:
     """Keep what people said in Langfuse as feedback, once."""
     said = [score for score in scores if score.get("source") == "ANNOTATION"]
     if not said:
-        return False
+        return
     there = {(f.kind, f.value, f.author, f.comment) for f in store.feedback(name)}
-    added = False
     for score in said:
         found = _feedback(score)
         if found is None or found in there:
             continue
         kind, value, author, comment = found
         store.add_feedback(name, kind=kind, value=value, author=author, comment=comment)
-        added = True
-    return added
 
 
 def _feedback(score: Json) -> tuple[FeedbackKind, float, str, str] | None:

@@ -28,6 +28,9 @@ from art_langgraph.langfuse.scores import NODE_REWARD, REWARD, STEP_REWARD
 from art_langgraph.langfuse.traces import Json, TraceRecord, seconds
 
 _KINDS = {"TOOL": "tool", "RETRIEVER": "retriever", "GENERATION": "llm"}
+SAID = ("scores", "reward")
+"""What metadata keeps of scores; see `said_of`."""
+
 _HIDDEN = "DEBUG"
 """Level of what LangGraph marks as its own plumbing."""
 
@@ -82,7 +85,7 @@ def trajectory_of(record: TraceRecord, *, reward: str = REWARD) -> Trajectory:
         components=worth.components,
         step_rewards=worth.step_rewards,
         node_rewards=worth.node_rewards,
-        metadata={"langfuse": _about(record)},
+        metadata={"langfuse": _about(record) | said_of(record, reward)},
         started_at=began,
         duration=max(0.0, max(ended, default=began) - began),
         spans=tuple(_span(o, where) for o in record.observations if o.get("level") != _HIDDEN),
@@ -287,12 +290,14 @@ def _about(record: TraceRecord) -> Json:
     }
     if prompts:
         about["prompts"] = [{"name": name, "version": version} for name, version in sorted(prompts)]
-    if record.scores:
-        kept = ("id", "name", "value", "dataType", "source", "comment", "timestamp", "authorUserId")
-        about["scores"] = [
-            {k: s[k] for k in kept if s.get(k) is not None} | _observed(s) for s in record.scores
-        ]
     return about
+
+
+def said_of(record: TraceRecord, reward: str) -> Json:
+    """All that a trace's scores say, and which of them is the reward; as its metadata keeps it."""
+    kept = ("id", "name", "value", "dataType", "source", "comment", "timestamp", "authorUserId")
+    scores = [{k: s[k] for k in kept if s.get(k) is not None} | _observed(s) for s in record.scores]
+    return dict(zip(SAID, (scores, reward), strict=True))
 
 
 def _observed(score: Json) -> Json:

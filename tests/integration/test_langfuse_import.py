@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from fakes.langfuse_server import SECRET_KEY, LangfuseServer
 from fakes.vllm_server import FakeVLLM, ToolCall
+from helpers.judges import runs, told
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langfuse import Langfuse
@@ -21,7 +22,9 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from opentelemetry.sdk.trace import TracerProvider
 
 from art_core.errors import ConfigError
-from art_core.jsonl import conversations
+from art_core.jsonl import conversations, export_conversations
+from art_core.rewards import Answer, Ruler
+from art_core.rewards.audit import audit
 from art_core.store import Store
 from art_core.types import RolloutStatus, Trajectory
 from art_langgraph.langfuse.client import LangfuseClient, LangfuseError
@@ -240,6 +243,51 @@ def test_importing_again_brings_what_is_new_and_nothing_twice(
     assert len(newer.imported) == 1
     assert newer.unchanged == 1  # the one that the last import ended with
     assert len(list(store.trajectories())) == 3
+
+
+def test_what_is_said_here_stands_until_something_new_is_said_there(
+    app: App, store: Store, bring: Callable[..., Any]
+) -> None:
+    trace = app.run("one")
+    app.score(trace, "reward", 0.25)
+    app.score(trace, "other", 0.5)
+    bring()
+    name = only(store).id
+    store.score(name, 0.75, author="ada")
+    assert bring().unchanged == 1
+    assert only(store).reward == 0.75
+    app.score(trace, "reward", 1.0)
+    assert bring().updated == (name,)
+    assert [s.reward for s in store.scores(name)] == [0.25, 0.75, 1.0]
+    assert bring(reward="other").updated == (name,)  # another score is the reward
+    assert (only(store).reward, only(store).components) == (0.5, {"reward": 1.0})
+
+
+def test_imported_trajectories_can_be_judged_audited_and_fine_tuned_on(
+    app: App, store: Store, bring: Callable[..., Any], tmp_path: Path
+) -> None:
+    for text in ("same", "same", "same"):
+        app.score(app.run(text), "helpful", 0.5)
+    bring(reward="helpful")
+    trajectories = list(store.trajectories())
+    (group,) = groups_from(trajectories)
+
+    class FirstIsBest:
+        name = "first-is-best"
+
+        async def ask(self, messages: Any, schema: Any) -> Answer:
+            names = list(runs(messages))
+            return Answer(told([(name, 1.0 if name == names[0] else 0.25) for name in names]))
+
+    (judgement,) = Ruler(FirstIsBest(), rubric="Be right.").score_groups([group])
+    judged = judgement.apply(group)
+    assert [t.reward for t in judged] == [1.0, 1.0, 1.0]  # they said the same
+    report = audit(trajectories)
+    assert (report.groups, report.trajectories, report.scored) == (1, 3, 3)
+    path = tmp_path / "tune.jsonl"
+    assert export_conversations(trajectories, path) == 9
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["tools"][0]["function"]["name"] == "look"
 
 
 def test_filters_choose_by_tag_name_session_time_and_score(
