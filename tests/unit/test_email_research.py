@@ -16,6 +16,7 @@ from examples.email_research.mailbox import Mailbox, MailboxError, build
 from examples.email_research.policies import clueless, expert
 from examples.email_research.rewards import rules
 from examples.email_research.world import MAILS, Inbox, Mail, inboxes, own_words
+from examples.options import knobs, model_named
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +208,19 @@ def test_answers_are_right_in_any_form_and_wrong_when_they_hedge(
     answer: str | None, expected: str, kind: topics.AnswerKind, right: bool
 ) -> None:
     assert is_right(answer, expected, kind, ["Petra Novotny"]) is right
+
+
+# -- options -------------------------------------------------------------------------------------------
+
+
+def test_knobs_are_json_or_else_text_and_models_that_are_not_prepared_go_by_their_own_name() -> None:
+    assert knobs(["epochs=2", "loss=dapo", "kl_coef=0.01", "gamma=null"]) == {
+        "epochs": 2,
+        "loss": "dapo",
+        "kl_coef": 0.01,
+        "gamma": None,
+    }
+    assert model_named("somebody/a-model") == "somebody/a-model"
 
 
 # -- rewards -------------------------------------------------------------------------------------------
