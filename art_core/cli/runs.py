@@ -28,6 +28,7 @@ def runs(
 ) -> None:
     """List runs, newest first; or show one: curves, events, how its rollouts ended."""
     from art_core.cli.output import show, show_json
+    from art_core.observe.dashboard.standing import standing
     from art_core.store.browse import run_summaries
     from art_core.views.run import view_run
 
@@ -39,11 +40,14 @@ def runs(
             else:
                 show(view)
             return
-        found = run_summaries(store)
+        everything = run_summaries(store)
+        found, total = everything[:limit], len(everything)
+        with store.read() as connection:
+            words = [standing(connection, summary.run).word for summary in found]
     if as_json:
-        show_json({"project": store.project, "runs": [_summary_json(s) for s in found[:limit]]})
+        show_json({"project": store.project, "runs": [_summary_json(s) for s in found]})
     else:
-        show(_runs_table(found[:limit], len(found), store.project))
+        show(_runs_table(found, words, total, store.project))
 
 
 def _summary_json(summary: "RunSummary") -> dict[str, Any]:
@@ -67,7 +71,7 @@ def run_json(view: "RunView") -> dict[str, Any]:
     }
 
 
-def _runs_table(found: "list[RunSummary]", total: int, project: str) -> Any:
+def _runs_table(found: "list[RunSummary]", words: list[str], total: int, project: str) -> Any:
     from rich.console import Group
 
     from art_core.cli.output import cell, number, table
@@ -78,13 +82,13 @@ def _runs_table(found: "list[RunSummary]", total: int, project: str) -> Any:
     if not found:
         return cell(f"project {project} has no runs yet")
     listed = table("run", "~model", "state", "began", ">steps", ">rollouts", ">reward", "curve")
-    for summary in found:
+    for summary, word in zip(found, words, strict=True):
         run = summary.run
-        style = {"failed": "red", "finished": "green"}.get(run.state, "yellow")
+        style = {"failed": "red", "finished": "green"}.get(word, "yellow")
         listed.add_row(
             cell(short_id(run.id), 16),
             cell(run.model, 40),
-            cell(run.state, style=style),
+            cell(word, style=style),
             ago(run.started_at),
             f"{summary.steps}",
             f"{summary.trajectories:,}",

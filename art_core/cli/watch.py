@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from art_core.store.records import Event, Metric
     from art_core.views.run import RunView
 
-_SILENT = 120.0
-"""Seconds without a new number or event, after which a run is said to be silent."""
-
 
 def watch(
     run: Run = None,
@@ -45,7 +42,7 @@ def watch(
     """Watch a run live: curves, phases, counts, events; ends when the run ends.
 
     A run that was resumed goes on as a new run of the same model, which is followed. Exits with 1 when the
-    run failed.
+    run failed, or its process died and nothing goes on from it.
     """
     from art_core.cli.output import Terminal
 
@@ -57,7 +54,7 @@ def watch(
             last = _as_picture(looks)
         else:
             last = _as_lines(looks)
-    if last is not None and last.run.state == "failed":
+    if last is not None and last.run.state in ("failed", "running"):  # running: its process has gone
         raise typer.Exit(ExitCode.FINDING)
 
 
@@ -110,24 +107,30 @@ def _first_run(store: "Store", name: str | None, follow: bool, every: float) -> 
 
 def _looks_at(store: "Store", run_id: str, follow: bool, every: float) -> Any:
     """Looks at one run; returns the run to watch after it, or None."""
+    from art_core.observe.dashboard.standing import standing
     from art_core.store.finding import count_outcomes
     from art_core.store.following import Place, news
     from art_core.views.run import RunView, curves_of
 
     place, numbers, events = Place(), dict[tuple[int, str], Any](), list[Any]()
-    first = True
+    first, gone = True, False
     while True:
         found: News = news(store, run_id, place)
         place = found.place
         numbers.update({(m.step, m.name): m for m in found.metrics})
         events += found.events
-        over = found.run.state != "running"
+        with store.read() as connection:
+            stands = standing(connection, found.run)
+        # Twice, because a process that has just ended may have written its end in between.
+        over = found.run.state != "running" or (gone and stands.gone)
+        gone = stands.gone
         view = RunView(
             run=found.run,
             curves=curves_of(list(numbers.values())),
             events=events,
             outcomes=count_outcomes(store, run_id),
             step_times=sorted((m.created_at, step) for (step, _), m in numbers.items()),
+            standing=stands,
         )
         replaced = found.successor is not None
         yield _Look(view, found.metrics, found.events, first, over or replaced)
@@ -221,7 +224,7 @@ def _as_picture(looks: "Iterator[_Look]") -> "RunView | None":
     return view
 
 
-def picture(view: "RunView", width: int, height: int, now: float | None = None) -> "RenderableType":
+def picture(view: "RunView", width: int, height: int) -> "RenderableType":
     """A run on one screen of ``width`` by ``height`` characters: as many curves and events as fit."""
     from rich.console import Group
     from rich.text import Text
@@ -230,7 +233,6 @@ def picture(view: "RunView", width: int, height: int, now: float | None = None) 
     from art_core.views.run import curve_grid, event_line, run_headline
 
     head = run_headline(view)
-    head.append(_silence(view, time.time() if now is None else now), style="yellow")
     parts: list[RenderableType] = [head]
     bar = phase_bar(view.curves, min(width, 100))
     left = height - 3 - (2 if bar else 0)
@@ -252,15 +254,3 @@ def picture(view: "RunView", width: int, height: int, now: float | None = None) 
             line.truncate(width, overflow="ellipsis")
             parts.append(line)
     return Group(*parts)
-
-
-def _silence(view: "RunView", now: float) -> str:
-    if view.run.state != "running":
-        return ""
-    times = [
-        view.run.started_at,
-        *(at for at, _ in view.step_times[-1:]),
-        *(e.created_at for e in view.events[-1:]),
-    ]
-    quiet = now - max(times)
-    return f"  silent for {quiet / 60:.0f} min" if quiet > _SILENT else ""

@@ -20,6 +20,7 @@ from art_core.views.svg import Mark, chart, text
 from art_core.views.text import brief, safe, short_id, shorten
 
 if TYPE_CHECKING:
+    from art_core.observe.dashboard.standing import Standing
     from art_core.store import Store
     from art_core.store.records import Event, Metric, Run
 
@@ -57,6 +58,7 @@ class RunView:
         events: oldest first.
         outcomes: trajectories by status.
         step_times: when each training step was recorded (Unix seconds), and its number; ascending.
+        standing: whether it goes on, or its process died; None where nobody looked.
     """
 
     run: "Run"
@@ -64,6 +66,7 @@ class RunView:
     events: "Sequence[Event]"
     outcomes: Mapping[str, int]
     step_times: Sequence[tuple[float, int]] = ()
+    standing: "Standing | None" = None
 
     @property
     def steps(self) -> int:
@@ -102,9 +105,12 @@ def view_run(store: "Store", run_id: str | None = None) -> RunView:
     Raises:
         UnknownRunError: there is none, or there are several.
     """
+    from art_core.observe.dashboard.standing import standing
     from art_core.store.finding import count_outcomes, find_run
 
     run = find_run(store, run_id)
+    with store.read() as connection:
+        stands = standing(connection, run)
     metrics = store.metrics(run.id)
     return RunView(
         run=run,
@@ -112,6 +118,7 @@ def view_run(store: "Store", run_id: str | None = None) -> RunView:
         step_times=sorted((at, step) for step, at in {m.step: m.created_at for m in metrics}.items()),
         events=tuple(store.events(run.id)),
         outcomes=count_outcomes(store, run.id),
+        standing=stands,
     )
 
 
@@ -146,6 +153,15 @@ def ago(then: float, now: float | None = None) -> str:
     return f"{seconds:.0f} s ago"
 
 
+def state_words(view: RunView) -> str:
+    """A run's state; of one that should go on and does not, since when."""
+    stands = view.standing
+    if stands is None or stands.going or stands.word == view.run.state:
+        return view.run.state
+    why = ", its process has gone" if stands.gone else ""
+    return f"{stands.word} (last heard of {ago(stands.last_sign)}{why})"
+
+
 def clock(at: float) -> str:
     """A time of day, here."""
     return time.strftime("%H:%M:%S", time.localtime(at))
@@ -178,7 +194,7 @@ def run_headline(view: RunView) -> Text:
     line = Text()
     line.append(brief(run.model), style="bold")
     line.append(f"  run {brief(short_id(run.id))}  ")
-    line.append(run.state, style={"failed": "red", "finished": "green"}.get(run.state, "yellow"))
+    line.append(state_words(view), style={"failed": "red", "finished": "green"}.get(run.state, "yellow"))
     line.append(f"  began {ago(run.started_at)}  step {view.steps}  {outcome_words(view.outcomes)}")
     return line
 
@@ -221,7 +237,7 @@ def run_html(view: RunView) -> str:
     """A run in a notebook: a line, its first curves, the others and the events to unfold."""
     run = view.run
     name = text(f"run {brief(short_id(run.id))}")
-    told = text(f"{run.state}, step {view.steps}, {outcome_words(view.outcomes)}")
+    told = text(f"{state_words(view)}, step {view.steps}, {outcome_words(view.outcomes)}")
     head = f"<div><b>{text(brief(run.model))}</b> {name}: {told}</div>"
     marks = view.marks()
     first = view.first_curves()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -14,7 +15,9 @@ import pytest
 from helpers.synthetic_store import HOSTILE, fill
 from rich.cells import cell_len
 from rich.console import Console
+from typer.testing import CliRunner
 
+from art_core.cli.app import app
 from art_core.cli.exits import ExitCode
 from art_core.cli.watch import picture
 from art_core.store import Store
@@ -174,19 +177,25 @@ def test_the_picture_fits_the_screen(store: Store, width: int, height: int, host
     assert "\x1b" not in captured.get()
 
 
-def test_a_run_that_says_nothing_any_more_is_said_to_be_silent(store: Store) -> None:
-    run = store.begin_run("agent", {})
-    view = view_run(store, run)
-
-    def shown(now: float) -> str:
-        console = Console(width=100, color_system=None)
-        with console.capture() as captured:
-            console.print(picture(view, 100, 24, now=now))
-        return captured.get()
-
-    assert "silent" not in shown(view.run.started_at + 10)
-    assert "silent for 10 min" in shown(view.run.started_at + 600)
-    assert "no training step yet" in shown(view.run.started_at)
+def test_a_run_whose_process_died_ends_the_watch_and_is_said_to_be_silent(
+    store: Store, tmp_path: Path
+) -> None:
+    died = subprocess.Popen([sys.executable, "-c", ""])
+    died.wait()
+    run = store.begin_run("agent", {"process": {"host": socket.gethostname(), "pid": died.pid}})
+    with watching(tmp_path) as started:
+        assert started.stdout is not None
+        said = started.stdout.read()
+        assert started.wait(timeout=30) == ExitCode.FINDING
+    assert "silent" in said
+    assert "its process has gone" in said
+    console = Console(width=100, color_system=None)
+    with console.capture() as captured:
+        console.print(picture(view_run(store, run), 100, 24))
+    assert "its process has gone" in captured.get()
+    assert "no training step yet" in captured.get()
+    listed = CliRunner().invoke(app, ["runs"], env={"ART_ROOT": str(tmp_path), "COLUMNS": "80"})
+    assert "silent" in listed.stdout
 
 
 def test_a_terminal_gets_one_picture_that_is_redrawn_and_stays_at_the_end(

@@ -20,7 +20,7 @@ from art_core.store import Store
 from art_core.views.curves import Curve, short_number
 from art_core.views.html import trajectory_html
 from art_core.views.phases import phase_legend, phase_svg
-from art_core.views.run import ENVIRONMENT, RunView, hint_of, outcome_words, view_run
+from art_core.views.run import ENVIRONMENT, RunView, hint_of, outcome_words, state_words, view_run
 from art_core.views.svg import chart, text
 from art_core.views.text import brief, short_id, shorten
 
@@ -97,7 +97,7 @@ def _summary(view: RunView) -> str:
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(run.started_at))
     last = run.ended_at or max((at for at, _ in view.step_times), default=run.started_at)
     facts = [
-        ("state", text(run.state)),
+        ("state", text(state_words(view))),
         ("began", began),
         ("took", _span(last - run.started_at)),
         ("training steps", f"{view.steps}"),
