@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,7 @@ from art_core.observe.sinks import (
     Delivery,
     JSONLSink,
     MetricSink,
+    MLflowSink,
     PrometheusSink,
     SinkRun,
     as_sinks,
@@ -234,3 +236,18 @@ def test_sinks_are_named_or_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("art_core.observe.sinks.base.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"pip install 'art-langgraph\[wandb\]'"):
         LocalBackend(sinks=["wandb"])
+
+
+def test_a_tracking_server_that_is_down_stops_nobody(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as taken:  # nobody listens there
+        taken.bind(("127.0.0.1", 0))
+        nowhere = MLflowSink(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        run, sound = logged(store, 1), Memory()
+        delivery = Delivery(store, run, [nowhere, sound], tmp_path)
+        (missed,) = delivery.close(RunState.FINISHED)
+    assert (missed.sink, missed.steps) == ("mlflow", (1,))
+    assert numbers(sound) == [1]
+    assert kinds(store, run) == ["metrics_sink_failed", "metrics_undelivered"]
