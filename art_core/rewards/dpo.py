@@ -74,17 +74,15 @@ def preference_pairs(
         if better.scenario.id != worse.scenario.id:
             raise RewardError(
                 f"{what}: they are of scenarios {better.scenario.id!r} and {worse.scenario.id!r}; a pair "
-                f"answers one "
-                "prompt, so leave this choice out"
+                "answers one prompt, so leave this choice out"
             )
         prompt, chosen, tools = _conversation(better, node)
         other_prompt, rejected, other_tools = _conversation(worse, node)
         if _keys(prompt) != _keys(other_prompt):
             raise RewardError(
                 f"{what}: their prompts differ, first at message {_first_difference(prompt, other_prompt)}; "
-                f"what each "
-                "agent was told must be the same (no dates or memories in it), or name the node that was: "
-                "node=..."
+                "what each agent was told must be the same (no dates or memories in it), or name the node "
+                "that was: node=..."
             )
         if json.dumps(tools, sort_keys=True) != json.dumps(other_tools, sort_keys=True):
             raise RewardError(f"{what}: they had different tools; leave this choice out")
@@ -122,9 +120,8 @@ def _conversation(
             nodes = sorted({str(s.identity.node) for s in steps})
             raise RewardError(
                 f"trajectory {run.id}: its calls are no single conversation (step {after.id} does not go on "
-                f"from "
-                f"{before.id}); name one node of {', '.join(nodes)} with node=..., or compare runs of one "
-                f"agent"
+                f"from {before.id}); name one node of {', '.join(nodes)} with node=..., or compare runs of "
+                "one agent"
             )
     said = (*last.messages[len(first.messages) :], _response(last))
     return first.messages, said, last.tools

@@ -53,8 +53,7 @@ def prefer(
     if one != other:
         raise RewardError(
             f"trajectory {trajectory_id} is of scenario {one!r} and {over} of {other!r}: which is better "
-            f"says nothing "
-            "of either; compare two of one scenario"
+            "says nothing of either; compare two of one scenario"
         )
     store.add_feedback(
         trajectory_id, kind="choice", value=0.5 if tie else 1.0, author=author, comment=comment, over=over

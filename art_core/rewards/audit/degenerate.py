@@ -83,8 +83,8 @@ _KINDS: tuple[tuple[str, str, Callable[[Trajectory], bool], str], ...] = (
         "cut_off",
         "were cut off by max_tokens",
         _cut_off,
-        "raise max_tokens, or gate the reward on a complete answer; TrainConfig(mask_truncated=True) leaves "
-        "such answers out of the gradient",
+        "raise max_tokens, or gate the reward on a complete answer; TrainConfig(mask_truncated=True) "
+        "leaves such answers out of the gradient",
     ),
     (
         "tool_loop",
@@ -97,8 +97,7 @@ _KINDS: tuple[tuple[str, str, Callable[[Trajectory], bool], str], ...] = (
         "speak of scores, rubrics or to their judge",
         _to_its_judge,
         "read them: if the judge gives in, use a stronger judge, and say in the rubric that such runs are "
-        "the "
-        "worst",
+        "the worst",
     ),
 )
 
@@ -147,11 +146,9 @@ def leaks(evidence: Evidence, labels: Labels | None) -> Checked:
                 name="answer_in_prompt",
                 severity=Severity.CRITICAL,
                 message=f"in {share(len(told), len(known))} runs the prompt says what the expected answer "
-                f"is: "
-                "copying it is all that is learned",
+                "is: copying it is all that is learned",
                 fix="keep what is expected in the scenario's metadata, which no prompt is made from, and "
-                "look for "
-                "it in system prompts, examples and tool results",
+                "look for it in system prompts, examples and tool results",
                 trajectories=to_read(t.id for t in told),
                 figures={"share": len(told) / len(known)},
             )
@@ -173,11 +170,9 @@ def leaks(evidence: Evidence, labels: Labels | None) -> Checked:
                 name="lists_answers",
                 severity=Severity.CRITICAL,
                 message=f"{share(len(listing), len(best))} of the most rewarded answers name {LISTED} or "
-                f"more other "
-                "scenarios' answers beside their own: guessing everything is paid for",
+                "more other scenarios' answers beside their own: guessing everything is paid for",
                 fix="compare the whole answer (ExactMatch), or only what follows a mark such as 'Answer:', "
-                "instead "
-                "of looking for the expected text anywhere",
+                "instead of looking for the expected text anywhere",
                 trajectories=to_read(t.id for t in listing),
                 figures={"share": len(listing) / len(best)},
             )

@@ -91,8 +91,8 @@ def evidence(runs: Iterable[Trajectory] | Iterable[TrajectoryGroup], expected: s
             loose.setdefault(run.group_id or f"scenario {run.scenario.id}", []).append(run)
         else:
             raise ConfigError(
-                f"an audit reads trajectories or groups of them, got {type(run).__name__}: "
-                "give what agather returned, or store.trajectories(run_id)"
+                f"an audit reads trajectories or groups of them, got {type(run).__name__}: give what "
+                "agather returned, or store.trajectories(run_id)"
             )
     for members in loose.values():
         groups.append(TrajectoryGroup(members[0].scenario, tuple(members), members[0].group_id or ""))

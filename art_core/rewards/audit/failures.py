@@ -39,8 +39,8 @@ def scored_failures(evidence: Evidence, labels: Labels | None) -> Checked:
     finding = Finding(
         name="failures_scored",
         severity=Severity.CRITICAL,
-        message=f"{share(len(broken), len(scored))} scored runs broke ({why}) and have the reward {value:g}, "
-        "like the worst answers: the policy is punished for what the environment did",
+        message=f"{share(len(broken), len(scored))} scored runs broke ({why}) and have the reward "
+        f"{value:g}, like the worst answers: the policy is punished for what the environment did",
         fix="let such rollouts fail: raise in the agent or in the reward function instead of returning "
         f"{value:g}; a failed rollout takes no part in its group",
         trajectories=to_read(broken),
@@ -94,8 +94,7 @@ def failing_reward(evidence: Evidence, labels: Labels | None) -> Checked:
                 name=name,
                 severity=Severity.CRITICAL if len(failed) > OFTEN * len(runs) else Severity.WARNING,
                 message=f"{share(len(failed), len(runs))} runs ended well and could not be scored; most "
-                f"often: "
-                f"{said[:200]}",
+                f"often: {said[:200]}",
                 fix=fix,
                 trajectories=to_read(t.id for t in failed),
                 figures={"failed": len(failed), "runs": len(runs)},

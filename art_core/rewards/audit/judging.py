@@ -100,7 +100,7 @@ def _answers(asked: list[_Group]) -> Checked:
         name="judge_fails",
         severity=Severity.CRITICAL if failed * 2 > questions else Severity.WARNING,
         message=f"the judge gave no usable answer to {failed} of {questions} questions, each asked twice at "
-        f"most",
+        "most",
         fix="give it a larger context or timeout, fewer runs at once, or use a model that keeps to JSON",
         trajectories=to_read(t.id for one in asked if None in one.said for t in one.group),
         figures=figures,
@@ -132,8 +132,7 @@ def _steady(asked: list[_Group]) -> Checked:
         name="judge_unsteady",
         severity=Severity.WARNING,
         message=f"the judge's ranking agrees with itself to {again.rho:+.2f} when it is asked the same "
-        f"again, and to "
-        f"{turned.rho:+.2f} when the runs stand in reverse",
+        f"again, and to {turned.rho:+.2f} when the runs stand in reverse",
         fix="ask at temperature 0 and with more votes (Ruler(votes=3) or 5), or take a stronger judge"
         if alone
         else "what changes is only the order: ask with more votes (Ruler(votes=3) or 5), or about fewer "
@@ -170,11 +169,9 @@ def _place(asked: list[_Group]) -> Checked:
         name="judge_prefers_place",
         severity=Severity.WARNING,
         message=f"the same run gets {abs(slope):.2f} {'more' if slope > 0 else 'less'} when it stands last "
-        f"instead of "
-        f"first (p={found.p:.1g})",
+        f"instead of first (p={found.p:.1g})",
         fix="Ruler shuffles, so that this is noise and no bias: ask with more votes (votes=3 or 5), each "
-        "has another "
-        "order; a judge of your own has to shuffle too",
+        "has another order; a judge of your own has to shuffle too",
         trajectories=to_read(t.id for one in asked for t in one.group),
         figures=figures | {"p": found.p},
     )
@@ -209,11 +206,10 @@ def _now(asked: list[_Group]) -> Checked:
         name="stale_verdicts",
         severity=Severity.CRITICAL,
         message=f"the judge agrees with itself to {steady.rho:+.2f}, and with the recorded scores of "
-        f"{found.members} "
-        f"runs to {found.rho:+.2f}: those are of other content, another rubric or another judge",
+        f"{found.members} runs to {found.rho:+.2f}: those are of other content, another rubric or another "
+        "judge",
         fix="a cache's key must hold all that was judged, the rubric and the judge's name (VerdictCache "
-        "does that); "
-        "throw the cache away and score again",
+        "does that); throw the cache away and score again",
         trajectories=to_read(t.id for one in asked for t in one.group),
         figures=figures,
     )

@@ -57,7 +57,7 @@ def _of_nobody(runs: list[Trajectory]) -> list[Finding]:
             severity=Severity.CRITICAL,
             message=f"in {share(count, len(runs))} runs {name} has a reward and made no call: nobody is "
             "trained by it",
-            fix=f"use the names of nodes that call a model: "
+            fix="use the names of nodes that call a model: "
             f"{', '.join(map(repr, known)) or 'there are none'}",
             trajectories=to_read(read),
             figures={"runs": count},
@@ -82,8 +82,7 @@ def _untrained(runs: list[Trajectory]) -> list[Finding]:
             name="reward_of_untrained_node",
             severity=Severity.CRITICAL,
             message=f"rewards are given to node {node!r} (in {share(count, len(runs))} runs), none of whose "
-            f"calls "
-            f"can be trained; the nodes that are trained: {', '.join(sorted(map(str, trained)))}",
+            f"calls can be trained; the nodes that are trained: {', '.join(sorted(map(str, trained)))}",
             fix="reward a node whose model is the policy, or let that node call it",
             trajectories=to_read(t.id for t in runs if node in t.node_rewards),
             figures={"runs": count},
@@ -136,8 +135,7 @@ def other_node(node: str, other: str, read: tuple[str, ...], own: float, others:
         name="reward_of_other_node",
         severity=Severity.CRITICAL,
         message=f"the reward of node {node!r} is decided by what {other!r} says ({others:.0%}), not by its "
-        f"own "
-        f"words ({max(own, 0):.0%}): {node!r} is trained on what it did not do",
+        f"own words ({max(own, 0):.0%}): {node!r} is trained on what it did not do",
         fix=f"give the reward to {other!r}, or read {node!r}'s messages in the function (PerNode does)",
         trajectories=read,
         figures={"own": own, "other": others},

@@ -83,10 +83,9 @@ def signs(evidence: Evidence, labels: Labels | None) -> Checked:
                 name="wrong_sign",
                 severity=Severity.CRITICAL,
                 message=f"component {name!r} has the weight {weight:g}, but {better} of it is better: the "
-                f"policy "
-                f"is paid for {'more' if direction < 0 else 'less'} of it",
+                f"policy is paid for {'more' if direction < 0 else 'less'} of it",
                 fix=f"turn the sign of {name!r} round; if it is meant so, give it a name of its own with "
-                f"named()",
+                "named()",
                 trajectories=to_read(
                     t.id for t in sorted(having, key=lambda t: weight * t.components[name], reverse=True)
                 ),
@@ -136,8 +135,7 @@ def agreement(evidence: Evidence, labels: Labels | None) -> Checked:
                 f"{weights[other]:g}) takes away: rank correlation {found.rho:+.2f} within groups over "
                 f"{found.members} runs",
                 fix="one of the two has the wrong sign, or they measure opposite things: read the runs in "
-                "which "
-                "they differ most, and turn the wrong one round or leave it out",
+                "which they differ most, and turn the wrong one round or leave it out",
                 trajectories=to_read(t.id for t in apart),
                 figures={"rho": found.rho, "p": found.p},
             )
@@ -176,11 +174,9 @@ def scales(evidence: Evidence, labels: Labels | None) -> Checked:
         name="wrong_scale",
         severity=Severity.CRITICAL,
         message=f"component {loudest!r} makes {shares[loudest]:.0%} of the reward's variance within groups; "
-        f"its "
-        f"raw values spread {wider:.0f} times wider than any other component's",
+        f"its raw values spread {wider:.0f} times wider than any other component's",
         fix=f"bring {loudest!r} to the others' scale (divide it, or use Efficiency or Adaptive), or lower "
-        f"its "
-        f"weight {weights[loudest]:g}",
+        f"its weight {weights[loudest]:g}",
         trajectories=to_read(t.id for t in evidence.best()),
         figures={"share": shares[loudest], "wider": wider},
     )

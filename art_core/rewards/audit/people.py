@@ -31,7 +31,7 @@ def people(evidence: Evidence, labels: Labels | None) -> Checked:
     if len(pairs) < LEAST_PAIRS:
         return Checked(
             skipped=f"{len(pairs)} pairs of runs of one group that people tell apart; {LEAST_PAIRS} are "
-            f"needed",
+            "needed",
             figures={"pairs": len(pairs)},
         )
     accuracy = math.fsum(right for _, _, right in pairs) / len(pairs)
@@ -58,8 +58,7 @@ def people(evidence: Evidence, labels: Labels | None) -> Checked:
         name="disagrees_with_people",
         severity=Severity.CRITICAL if low < 0.5 else Severity.WARNING,
         message=f"the reward prefers what people prefer in {accuracy:.0%} of {len(pairs)} pairs (95% "
-        f"interval "
-        f"{low:.0%} to {high:.0%}){': it points the other way' if against else ''}",
+        f"interval {low:.0%} to {high:.0%}){': it points the other way' if against else ''}",
         fix="a sign is wrong in the reward: look at its components' weights"
         if against
         else "read pairs that it gets wrong, and change the rubric or the weights until it gets them right",

@@ -147,11 +147,10 @@ def _repeats(first: Sequence[Sequence[Asked]], again: Sequence[Sequence[Asked]])
         name="unrepeatable",
         severity=Severity.WARNING,
         message=f"asked twice about the same {len(flat)} runs, the reward changes by {change:.3g} on "
-        f"average (its "
-        f"range is {span:.3g}), and its ranking within groups agrees with itself only to {same.rho:+.2f}",
-        fix="what is random in a reward is noise in the gradient: fix its seeds, ask a judge at temperature "
-        "0 or "
-        "more than once (votes)",
+        f"average (its range is {span:.3g}), and its ranking within groups agrees with itself only to "
+        f"{same.rho:+.2f}",
+        fix="what is random in a reward is noise in the gradient: fix its seeds, ask a judge at "
+        "temperature 0 or more than once (votes)",
         trajectories=to_read(a.trajectory.id for a, b in flat if abs(a.value - b.value) > SLACK * span),
         figures=figures,
     )
@@ -174,10 +173,9 @@ def _recorded(first: Sequence[Sequence[Asked]], repeatable: Checked) -> Checked:
         name="stale_rewards",
         severity=Severity.CRITICAL,
         message=f"{share(len(other), len(flat))} recorded rewards are not what the function says of the "
-        f"same runs now",
+        "same runs now",
         fix="if the function has not changed since, rewards were kept under a key that other content "
-        "shares: look "
-        "at its cache, and at results that are matched by order instead of id",
+        "shares: look at its cache, and at results that are matched by order instead of id",
         trajectories=to_read(other),
         figures=figures,
     )
@@ -203,8 +201,7 @@ async def _rare(chosen: Sequence[Sequence[Trajectory]], asker: Asker) -> Checked
         name="breaks_on_rare_input",
         severity=Severity.WARNING,
         message=f"the reward cannot score answers that are {', '.join(errors)} ({message[:160]}): such "
-        f"rollouts fail "
-        "instead of being worth little, and the policy never learns to avoid them",
+        "rollouts fail instead of being worth little, and the policy never learns to avoid them",
         fix="decide what such an answer is worth, before the function divides, takes logarithms or parses",
         trajectories=to_read(run.id for run in runs),
         figures=figures,
@@ -233,8 +230,7 @@ async def _identity(sample: Sample, asker: Asker) -> Checked:
         name="follows_id",
         severity=Severity.CRITICAL,
         message=f"in {share(len(stuck), len(rows))} probes the best run of a group, given the worst one's "
-        f"id, got the "
-        "worst one's reward: it depends on the id, not on the content",
+        "id, got the worst one's reward: it depends on the id, not on the content",
         fix="key what is cached by everything that is judged, or do not cache",
         trajectories=to_read(good.trajectory.id for good in stuck),
         figures=figures,
@@ -256,9 +252,9 @@ async def _padding(sample: Sample, asker: Asker) -> Checked:
     finding = Finding(
         name="pays_for_length",
         severity=Severity.CRITICAL,
-        message=f"words that say nothing, added to the worst answers, raise the reward of "
-        f"{share(len(risen), len(rows))}"
-        f" (by {figures['mean_gain']:.3g} on average; rewards range over {sample.span:.3g})",
+        message="words that say nothing, added to the worst answers, raise the reward of "
+        f"{share(len(risen), len(rows))} (by {figures['mean_gain']:.3g} on average; rewards range over "
+        f"{sample.span:.3g})",
         fix="reward what is said, not how much: cap what length can earn, or subtract Length()",
         trajectories=to_read(b.trajectory.id for b in risen),
         figures=figures,
@@ -289,8 +285,7 @@ async def _content(sample: Sample, asker: Asker, rng: random.Random) -> Checked:
         name="pays_for_form",
         severity=Severity.CRITICAL,
         message=f"{share(len(blind), len(rows))} of the best answers keep their reward when every word is "
-        f"replaced by "
-        "letters at random in the same form",
+        "replaced by letters at random in the same form",
         fix="reward the content as well, and let the form be a gate: quality.gated(Format(...))",
         trajectories=to_read(good.trajectory.id for good in blind),
         figures=figures,
@@ -324,8 +319,7 @@ async def _listing(sample: Sample, asker: Asker, evidence: Evidence, rng: random
         name="pays_for_listing",
         severity=Severity.CRITICAL,
         message=f"in {share(len(paid), len(rows))} probes an answer that lists many scenarios' answers was "
-        f"worth as "
-        "much as the best one: the expected text anywhere is enough",
+        "worth as much as the best one: the expected text anywhere is enough",
         fix="compare the whole answer (ExactMatch), or only what follows a mark such as 'Answer:'",
         trajectories=to_read(bad.trajectory.id for bad in paid),
         figures=figures,

@@ -52,9 +52,9 @@ _STEPS = (_Quantity("steps", "number of calls", step_count, 0.0),)
 def with_length(evidence: Evidence, labels: Labels | None) -> Checked:
     """Whether the reward follows how much was written."""
     fix = (
-        "give the audit the function (reward=) to know which; then reward what is said, not how much: limit "
-        "the length in the prompt or by max_tokens, subtract a "
-        "little Length(), tell the judge in its rubric that length is no merit"
+        "give the audit the function (reward=) to know which; then reward what is said, not how much: "
+        "limit the length in the prompt or by max_tokens, subtract a little Length(), tell the judge in "
+        "its rubric that length is no merit"
     )
     return _follows("follows_length", _LENGTHS, evidence, labels, fix)
 
@@ -98,10 +98,8 @@ def _follows(
         name=name,
         severity=Severity.CRITICAL if abs(found.rho) >= IS_IT else Severity.WARNING,
         message=f"within groups the reward follows the {quantity.noun} (rank correlation {found.rho:+.2f} "
-        f"over "
-        f"{found.members} runs, p={found.p:.1g}): unless good runs have {more} of it anyway, that is what "
-        f"the "
-        "policy will learn",
+        f"over {found.members} runs, p={found.p:.1g}): unless good runs have {more} of it anyway, that is "
+        "what the policy will learn",
         fix=fix,
         trajectories=to_read(t.id for t in ranked),
         figures={"rho": found.rho, "p": found.p, "runs": found.members, "concordance": tight},
@@ -167,8 +165,8 @@ def by_place(evidence: Evidence, labels: Labels | None) -> Checked:
         message=f"members that stand {where} in their group have higher rewards (rank correlation "
         f"{found.rho:+.2f} over {found.members} runs, p={found.p:.1g}), although their order is arbitrary",
         fix="a judge that reads all members in one order prefers a place: shuffle them and ask more than "
-        "once "
-        "(Ruler(votes=3) does); if the groups were sorted by reward before the audit, give them unsorted",
+        "once (Ruler(votes=3) does); if the groups were sorted by reward before the audit, give them "
+        "unsorted",
         trajectories=to_read(
             (members[0] if where == "first" else members[-1]).id for members in evidence.scored
         ),

@@ -16,10 +16,10 @@ LEAST_GROUPS = 3
 """Fewer groups are a coincidence."""
 MANY_FLAT = 0.6
 """Share of groups that teach nothing above which most of the sampling is for nothing."""
-MANY_AT_BOUND = 0.8
-"""Share of rewards at their highest (or lowest) value above which the scale is used up."""
+MANY_AT_TOP = 0.8
+"""Share of rewards at their highest value above which the scale is used up."""
 NEAR = 0.02
-"""At a bound is what lies within this share of the whole range from it."""
+"""At the highest value is what lies within this share of the whole range from it."""
 
 
 def spread(evidence: Evidence, labels: Labels | None) -> Checked:
@@ -38,9 +38,9 @@ def spread(evidence: Evidence, labels: Labels | None) -> Checked:
             name="constant",
             severity=Severity.CRITICAL,
             message=f"all {len(evidence.rewards)} rewards are {evidence.rewards[0]:g}: nothing can be "
-            f"learned",
-            fix="give a reward that depends on what the agent did; look whether the function reads the right "
-            "field, and whether something in it fails and falls back to a default",
+            "learned",
+            fix="give a reward that depends on what the agent did; look whether the function reads the "
+            "right field, and whether something in it fails and falls back to a default",
             trajectories=read,
             figures=figures,
         )
@@ -80,18 +80,17 @@ def saturation(evidence: Evidence, labels: Labels | None) -> Checked:
     top = sum(r >= high - room for r in rewards) / len(rewards)
     bottom = sum(r <= low + room for r in rewards) / len(rewards)
     figures = {"at_highest": top, "at_lowest": bottom}
-    if max(top, bottom) <= MANY_AT_BOUND:
+    # Where most are at the lowest value the others still teach, and `spread` says when too few groups do.
+    if top <= MANY_AT_TOP:
         return Checked(figures=figures)
-    at_top = top >= bottom
-    bound, portion = (high, top) if at_top else (low, bottom)
-    odd = [t for g in evidence.scored for t in g if abs(reward_of(t) - bound) > room]
+    odd = [t for g in evidence.scored for t in g if reward_of(t) < high - room]
     finding = Finding(
         name="saturated",
         severity=Severity.WARNING,
-        message=f"{portion:.0%} of {len(rewards)} rewards are at the {'highest' if at_top else 'lowest'} "
-        f"value, {bound:g}: what is better{' still' if at_top else ', but not good yet,'} is worth no more",
-        fix="stretch the scale there (count parts of the goal, compare members with Ruler), or take "
-        f"{'harder' if at_top else 'easier'} scenarios",
+        message=f"{top:.0%} of {len(rewards)} rewards are at the highest value, {high:g}: what is better "
+        "still is worth no more",
+        fix="if those runs are as good as can be, take harder scenarios; if not, stretch the scale (count "
+        "parts of the goal, compare members with Ruler)",
         trajectories=to_read(t.id for t in odd),
         figures=figures,
     )

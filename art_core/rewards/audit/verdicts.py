@@ -56,11 +56,9 @@ def repeated(evidence: Evidence, labels: Labels | None) -> Checked:
         name="stale_verdicts",
         severity=Severity.CRITICAL,
         message=f"{share(len(stale), telling)} groups share all their scores and reasons with a group of "
-        f"other "
-        "content: they were judged by what somebody else did",
+        "other content: they were judged by what somebody else did",
         fix="a cache's key must hold all that was judged, the rubric and the judge's name (VerdictCache "
-        "does that); "
-        "throw the cache away and score again",
+        "does that); throw the cache away and score again",
         trajectories=to_read(members[0].id for members in stale),
         figures=figures,
     )
@@ -90,10 +88,9 @@ def equal_runs(evidence: Evidence, labels: Labels | None) -> Checked:
         name="unequal_for_equal",
         severity=Severity.WARNING,
         message=f"of {pairs} pairs of members that did the same, {figures['unequal']:.0%} have different "
-        f"rewards",
+        "rewards",
         fix="if no environment decided them, the reward is noisy, or remembers something else than the "
-        "content: "
-        "judge with more votes, and look at its cache",
+        "content: judge with more votes, and look at its cache",
         trajectories=to_read(t.id for t in unequal),
         figures=figures,
     )
