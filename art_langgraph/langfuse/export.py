@@ -152,7 +152,12 @@ def export_to_langfuse(
         client = client or owned.enter_context(LangfuseClient())
         ledger = ledger or owned.enter_context(Ledger.beside(store))
         exporter = Exporter(store, client, ledger, options)
-        return exporter.export(run_id, trajectory_ids=trajectory_ids, again=again, progress=progress)
+        result = exporter.export(run_id, trajectory_ids=trajectory_ids, again=again, progress=progress)
+    for trajectory_id, reason in result.failed.items():
+        logger.warning("trajectory %s is not in Langfuse: %s", trajectory_id, reason)
+    if result.stopped:
+        logger.warning("the export to Langfuse has ended early: %s", result)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +236,7 @@ class Exporter:
             )
             tally.add(delivered)
             told(tally.confirmed + len(tally.failed), len(due))
-        result = ExportResult(
+        return ExportResult(
             confirmed=tally.confirmed,
             unchanged=tally.unchanged,
             running=tally.running,
@@ -243,11 +248,6 @@ class Exporter:
             requests=self._client.requests - requests,
             seconds=time.monotonic() - began,
         )
-        for trajectory_id, reason in tally.failed.items():
-            logger.warning("trajectory %s is not in Langfuse: %s", trajectory_id, reason)
-        if result.stopped:
-            logger.warning("the export to Langfuse has ended early: %s", result)
-        return result
 
     def due(self, run_id: str | None = None) -> ExportResult:
         """What an export would find, without sending anything: ``left`` is what it would send."""

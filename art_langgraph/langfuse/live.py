@@ -171,11 +171,17 @@ class LangfuseLive:
             for trajectory_id in due:
                 self._failed.pop(trajectory_id, None)
             self._failed.update(result.failed)  # refused until they change
-            self._problem = result.stopped
+        for trajectory_id, reason in result.failed.items():
+            logger.warning("trajectory %s is not in Langfuse: %s", trajectory_id, reason)
+        if result.stopped:
+            self._trouble(result.stopped, said=logger.warning)
+        elif self._problem is not None:
+            logger.info("Langfuse is kept up to date again")
+            self._problem = None
         return result
 
     def _trouble(self, problem: str, said: Callable[..., None]) -> bool:
-        if problem != self._problem:
+        if self._problem is None:  # said once, until it is over
             said("Langfuse is not kept up to date for now: %s", problem)
         with self._lock:
             self._problem = problem

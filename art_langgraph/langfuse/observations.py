@@ -216,6 +216,8 @@ class _Tree:
             above = identity.run_id  # one of several calls that one run made
         answers = [step.response for step in steps if step.response is not None]
         error = next((step.error for step in steps if step.error is not None), None)
+        if error is None and span is not None and span.status == "error":
+            error = span.error or "error"  # it was answered, and the answer could not be used
         sampling = {k: v for k, v in first.sampling.items() if k not in _CAPTURE_ONLY and v is not None}
         return Observation(
             id=self.id(key),

@@ -162,6 +162,17 @@ def test_nodes_that_left_no_spans_are_known_by_their_calls(
     assert scores(server)["node_reward"]["observationId"] == second["id"]
 
 
+def test_an_answer_that_could_not_be_used_is_an_error_with_its_answer(
+    server: LangfuseServer, store: Store, client: LangfuseClient
+) -> None:
+    spans = [s if s.id != "l" else replace(s, status="error", error="ValueError: no JSON") for s in GRAPH]
+    store.save_trajectory(played(spans=tuple(spans)))
+    export_to_langfuse(store, client=client)
+    call = server.trace(trace_id("t-1"))["ChatART"]
+    assert (call["level"], call["statusMessage"]) == ("ERROR", "ValueError: no JSON")
+    assert json.loads(call["output"])["content"] == "5"
+
+
 def test_ids_are_those_that_the_sdk_would_make_of_ours(server: LangfuseServer) -> None:
     assert trace_id("t-1") == Langfuse.create_trace_id(seed="t-1")
 

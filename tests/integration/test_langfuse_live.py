@@ -105,8 +105,11 @@ def test_a_dead_server_costs_rollouts_nothing_and_a_later_export_sends_the_rest(
             rollout.finish(1.0)
             assert time.monotonic() - began < 1
         until(lambda: live.state.stopped)
+        asked = len(server.asked)
+        until(lambda: len(server.asked) > asked + 2)
     assert (live.state.left, live.state.complete) == (5, False)
     assert "5 left" in caplog.text
+    assert caplog.text.count("Langfuse is not kept up to date") == 1
     assert "art-langgraph langfuse export" in caplog.text
     server.mend()
     with LangfuseClient(connection(server)) as client:
