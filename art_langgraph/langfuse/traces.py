@@ -217,6 +217,11 @@ def _check(path: str | Path, where: str, observations: Iterable[Json]) -> None:
             raise LangfuseError(
                 f"{path}, {where}: an observation has no {', '.join(missing)}; export whole observations"
             )
+        try:
+            for name in ("startTime", "endTime"):
+                seconds(observation.get(name))
+        except LangfuseError as odd:
+            raise LangfuseError(f"{path}, {where}, observation {observation['id']}: {odd}") from odd
 
 
 def _items(path: Path) -> Iterator[tuple[str, Json]]:
@@ -268,10 +273,17 @@ def _record(
 
 
 def seconds(time: Any) -> float | None:
-    """A time of the API as Unix seconds."""
+    """A time of the API as Unix seconds; None when there is none.
+
+    Raises:
+        LangfuseError: it is not a time.
+    """
     if not isinstance(time, str):
         return None
-    moment = datetime.fromisoformat(time)
+    try:
+        moment = datetime.fromisoformat(time)
+    except ValueError:
+        raise LangfuseError(f"{time!r} is not a time (expected ISO 8601)") from None
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 

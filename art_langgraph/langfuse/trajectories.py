@@ -8,7 +8,7 @@ Node, branch and attempt come from LangGraph's metadata, which Langfuse's callba
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, cast
@@ -193,12 +193,19 @@ class _Places:
     def namespace(o: Json) -> str:
         return str(_metadata(o).get("langgraph_checkpoint_ns") or "")
 
-    def attempt(self, o: Json) -> int:
-        above: Json | None = o
-        while above is not None:
-            if above["id"] in self._attempts and self.namespace(above) == self.namespace(o):
-                return self._attempts[above["id"]]
+    def _above(self, o: Json) -> Iterator[Json]:
+        """Its ancestors, the nearest first; each once, should a file go in circles."""
+        seen = {o["id"]}
+        above = self.by_id.get(o.get("parentObservationId") or "")
+        while above is not None and above["id"] not in seen:
+            yield above
+            seen.add(above["id"])
             above = self.by_id.get(above.get("parentObservationId") or "")
+
+    def attempt(self, o: Json) -> int:
+        for run in (o, *self._above(o)):
+            if run["id"] in self._attempts and self.namespace(run) == self.namespace(o):
+                return self._attempts[run["id"]]
         return 1
 
     def call_index(self, o: Json) -> int:
@@ -208,10 +215,7 @@ class _Places:
 
     def parent(self, o: Json) -> str | None:
         """The nearest ancestor that is not LangGraph's plumbing."""
-        above = self.by_id.get(o.get("parentObservationId") or "")
-        while above is not None and above.get("level") == _HIDDEN:
-            above = self.by_id.get(above.get("parentObservationId") or "")
-        return above["id"] if above is not None else None
+        return next((above["id"] for above in self._above(o) if above.get("level") != _HIDDEN), None)
 
 
 def _step(o: Json, record: TraceRecord, where: _Places) -> Step:
@@ -231,7 +235,7 @@ def _step(o: Json, record: TraceRecord, where: _Places) -> Step:
         duration=_lasted(o, started),
         call_id=o["id"],
         sampling=_mapping(parsed(o.get("modelParameters"))),
-        response=None if failed else answered(o.get("output")),
+        response=answered(o.get("output")),
         finish_reason=finish if isinstance(finish, str) else None,
         identity=StepIdentity(
             node=metadata.get("langgraph_node"),

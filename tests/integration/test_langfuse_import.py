@@ -442,6 +442,23 @@ def test_a_recorded_export_is_read_from_a_file(store: Store, tmp_path: Path) -> 
         assert [len(t.steps) for t in other.trajectories()] == [1, 1]
 
 
+def test_odd_traces_in_a_file_do_no_harm(store: Store, tmp_path: Path) -> None:
+    time = {"startTime": "2026-10-02T09:15:00Z", "endTime": "2026-10-02T09:15:01Z"}
+    circle = [
+        {"id": "a", "type": "SPAN", "parentObservationId": "b", "level": "DEBUG", **time},
+        {"id": "b", "type": "GENERATION", "parentObservationId": "a", "input": 3, "output": [[]], **time},
+    ]
+    odd = [{"id": "c", "type": "GENERATION", "input": {"lc": 1}, "metadata": "none", "usage": [], **time}]
+    path = tmp_path / "odd.json"
+    traces = [{"id": "t-1", "observations": circle}, {"id": "t-2", "observations": odd}]
+    path.write_text(json.dumps([*traces, {"id": "t-3", "observations": []}]))
+    result = import_file(store, path)
+    assert (len(result.imported), result.failed) == (2, {"t-3": "it has no observations"})
+    one, two = store.trajectories()
+    assert one.steps[0].messages == ({"role": "user", "content": "3"},)
+    assert two.steps[0].messages == ({"role": "user", "content": '{"lc": 1}'},)
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -450,6 +467,10 @@ def test_a_recorded_export_is_read_from_a_file(store: Store, tmp_path: Path) -> 
         ('[{"id": "t"}]', "neither a trace with its observations nor an observation"),
         ("[3]", "expected an object, found int"),
         ('[{"id": "t", "observations": [{"id": "o"}]}]', "no type, startTime"),
+        (
+            '[{"id": "t", "observations": [{"id": "o", "type": "SPAN", "startTime": "noon"}]}]',
+            "observation o: 'noon' is not a time",
+        ),
     ],
 )
 def test_a_file_of_something_else_says_where_it_goes_wrong(
