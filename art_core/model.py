@@ -349,6 +349,16 @@ class TrainableModel:
         """Learn and publish; see `atrain`."""
         return run_sync(lambda: self.atrain(groups, train=train, imitate=imitate))
 
+    def log_metrics(self, values: Mapping[str, float]) -> None:
+        """Keep numbers of your own, of an evaluation for example, beside those of the newest training step.
+
+        They are in the store at once; sinks are told of a step's numbers once, when it ends.
+
+        Args:
+            values: by name; those of the same names at the same step are replaced.
+        """
+        self._registered.log_metrics(values)
+
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Learn to answer as given conversations do (supervised fine-tuning), and publish the result.
 

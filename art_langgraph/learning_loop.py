@@ -355,6 +355,10 @@ class LearningLoop:
             "finished": len(rewards),
             "failed": len(trials) - len(finished(trials)),
         }
+        values = {"evaluation/failed": float(record["failed"])}
+        if record["reward_mean"] is not None:
+            values["evaluation/reward_mean"] = record["reward_mean"]
+        await asyncio.to_thread(self._model.log_metrics, values)
         tell("evaluated", **record)
         return {"evaluations": [record]}
 

@@ -4,7 +4,7 @@ Invariant: after `atrain` returned, the endpoint's current version is the traine
 trained from is in the store.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -76,6 +76,10 @@ class Registration(Protocol):
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish the new version."""
+        ...
+
+    def log_metrics(self, values: Mapping[str, float]) -> None:
+        """Keep numbers of somebody else's beside those of the newest training step."""
         ...
 
     async def aserve(self, number: int) -> PinnedEndpoint:

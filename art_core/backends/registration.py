@@ -211,6 +211,8 @@ class LocalRegistration:
                 self._complete(self.last_update, update["model"], adapter)
             logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
+        if isinstance(self.engine, ReplicaSet):
+            self._log.show(self.engine.gateway.metrics)
         try:
             await self._serving.publish(version, adapter)
         except BaseException:
@@ -312,6 +314,10 @@ class LocalRegistration:
                 # Last, so that a version on record has its metrics there: see `_complete`.
                 self.store.add_version(version, adapter, run_id=self._run)
             return report
+
+    def log_metrics(self, values: Mapping[str, float]) -> None:
+        """Keep numbers of somebody else's about the current version."""
+        self._log.note(values)
 
     def _as_turned(self, train: "Callable[[], TrainReport]") -> "TrainReport":
         if self._trainer.config != self._board.config:

@@ -74,6 +74,12 @@ _CATALOGUE = (
         "rises with the reward; reward up and success not: the reward is being gamed", REWARD,
     ),
     (
+        "evaluation/reward_mean", "reward", "Mean reward of the trials of an evaluation (`learning_graph`), "
+        "with the version that the step made.",
+        "rises; not with reward_mean: the training scenarios are learned by heart", REWARD,
+    ),
+    ("evaluation/failed", "count", "Trials of an evaluation that failed; they have no reward.", "0", REWARD),
+    (
         "reward/component/<name>", "reward", "Mean of a named part of the reward.",
         "no part rises at the cost of another", REWARD,
     ),

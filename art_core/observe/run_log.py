@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prometheus_client import CollectorRegistry
+
 from art_core.observe.phases import Phases, Training
 from art_core.observe.rollout_watch import RolloutWatch
 from art_core.observe.sinks.base import MetricSink
 from art_core.observe.sinks.delivery import Delivery
+from art_core.observe.sinks.prometheus import PrometheusSink
 from art_core.store import RunState, Store
 from art_core.types import TrajectoryGroup
 
@@ -47,6 +50,12 @@ class RunLog:
         """From now on it takes time, and sinks are told."""
         self._phases = Phases()
         self._delivery = Delivery(self._store, self._run, self._sinks, self._directory)
+
+    def show(self, registry: CollectorRegistry) -> None:
+        """Let whoever serves a registry of Prometheus show what our sinks for it show."""
+        for sink in self._sinks:
+            if isinstance(sink, PrometheusSink):
+                registry.register(sink.collector)
 
     def close(self, state: RunState) -> None:
         """Tell sinks the rest, and how the run ended."""
@@ -98,9 +107,15 @@ class RunLog:
         if self._delivery is not None:
             self._delivery.notify()
 
+    def note(self, values: Mapping[str, float]) -> None:
+        """Keep somebody else's numbers beside those of the newest training step (0 before the first)."""
+        self._store.log_metrics(self._run, self._last_step(), values)
+
+    def _last_step(self) -> int:
+        return max(self._store.last_step(run) for run in self._store.lineage(self._run))
+
     def _keep(self, metrics: Mapping[str, float], version: int) -> int:
         """Write a step's numbers under its own number, which is returned."""
-        last = max(self._store.last_step(run) for run in self._store.lineage(self._run))
-        step = max(last + 1, version)
+        step = max(self._last_step() + 1, version)
         self._store.log_metrics(self._run, step, metrics)
         return step

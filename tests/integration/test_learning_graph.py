@@ -24,7 +24,7 @@ from art_core import LocalBackend, TrainableModel
 from art_core.errors import CheckpointError, ConfigError, RolloutFailedError
 from art_core.observe.metrics import spec_of
 from art_core.rewards import Ruler
-from art_core.store import Store
+from art_core.store import Metric, Store
 from art_core.types import RolloutStatus, Scenario, Trajectory
 from art_langgraph import (
     ChatART,
@@ -152,7 +152,8 @@ def test_a_run_that_was_killed_at_every_node_ends_as_one_that_never_was(base: st
         names = [name for name in whole["metrics"] if (s := spec_of(name)) is None or s.unit != "seconds"]
         assert {"loss", "grad_norm", "entropy", "reward_mean"} <= {*names}
         expected, found = figures(one), figures(other)
-        assert expected.keys() == found.keys() == set(range(1, STEPS + 1))
+        assert expected.keys() == found.keys() == set(range(STEPS + 1))
+        assert expected.pop(0) == found.pop(0), "the evaluation before the first step"
         for step, values in expected.items():
             assert {k: values[k] for k in names} == {k: found[step][k] for k in names}
         assert [v.policy for v in other.versions("agent")] == [v.policy for v in one.versions("agent")]
@@ -241,6 +242,10 @@ def test_the_ready_graph_is_drawn_with_the_nodes_that_it_has(model: TrainableMod
     assert set(learning_builder(loop).nodes) == {"plan", "rollout", "collect", "train"}
 
 
+def logged(store: Store, run_id: str) -> list[Metric]:
+    return store.metrics(run_id, "evaluation/reward_mean")
+
+
 async def test_a_finished_run_goes_on_when_it_is_given_more_steps(model: TrainableModel) -> None:
     saver = InMemorySaver()
 
@@ -260,6 +265,8 @@ async def test_a_finished_run_goes_on_when_it_is_given_more_steps(model: Trainab
         *("collected", "trained", "evaluated"),
     ]
     assert [e["done"] for e in events if e["event"] == "trial"] == [1, 2, 3, 4] * 2
+    kept = {metric.step: metric.value for run in model.store.runs() for metric in logged(model.store, run.id)}
+    assert kept == {made["step"]: made["reward_mean"] for made in state["evaluations"]}
     trials = [t for t in model.store.trajectories() if t.metadata["kind"] == "trial"]
     assert len(trials) == 4 * 4
     seeds = Counter((t.scenario.id, t.metadata["seed"]) for t in trials)
