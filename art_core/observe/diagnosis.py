@@ -19,6 +19,8 @@ from typing import Any, Literal, TypeAlias
 
 from packaging.requirements import Requirement
 
+from art_core.errors import EngineError
+from art_core.inference.vllm_compat import check_version
 from art_core.observe.machine import environment, free_memory, installed, total_memory
 
 TIME_LIMIT = 120.0
@@ -134,7 +136,7 @@ def _gpu(gpus: Sequence[str], torch: "_Tried") -> Check:
     driver = _nvidia_driver()
     if not gpus:
         return Check("GPU", "missing", "no NVIDIA GPU: models are served and trained on the CPU")
-    found = f"{', '.join(gpus)}" + (f", driver {driver}" if driver else "")
+    found = "; ".join(gpus) + (f"; driver {driver}" if driver else "")
     if torch.works and torch.data.get("cuda") is None:
         return Check("GPU", "broken", f"{found}; but PyTorch is a build without CUDA", _TORCH_FIX)
     if torch.works and not torch.data.get("available", True):
@@ -168,7 +170,8 @@ def _models() -> Check:
 _TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-gpus = [torch.cuda.get_device_name(number) for number in range(count)]
+found = [torch.cuda.get_device_properties(number) for number in range(count)]
+gpus = [f"{p.name}, {p.total_memory / 2**30:.0f} GiB, compute {p.major}.{p.minor}" for p in found]
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus,
                   "available": torch.cuda.is_available()}))
 """
@@ -239,7 +242,17 @@ def _tried(name: str, program: str, *, quick: bool) -> _Tried:
     if done.returncode != 0:
         words = done.stderr.strip().splitlines()
         return _Tried(name, said, {}, words[-1] if words else f"its process ended with {done.returncode}")
-    return _Tried(name, said, json.loads(done.stdout.strip().splitlines()[-1]))
+    return _Tried(name, said, json.loads(done.stdout.strip().splitlines()[-1]), _unfit(name, version))
+
+
+def _unfit(name: str, version: str) -> str:
+    """Why a package that works is of no use here; empty when it is of use."""
+    if name == "vllm":
+        try:
+            check_version(version)
+        except EngineError as unfit:
+            return str(unfit)
+    return ""
 
 
 def _vllm_fix(gpu: bool) -> str:

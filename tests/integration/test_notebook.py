@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nbclient import NotebookClient
 
+from art_core.observe.report import report_html
 from art_core.store import Store
 from art_core.views import view_run
 from art_core.views.curves import Curve, Range, braille, short_number, spark
@@ -72,6 +74,20 @@ def test_the_notebook_reads_what_the_demo_recorded(
     assert any("<svg" in html and "reward_mean" in html for html in shown), "the run's curves"
     assert sum("<details" in html for html in shown) >= 3, "trajectories and a group, to unfold"
     assert (recorded / "report.html").stat().st_size > 10_000
+
+
+def test_the_demos_record_says_where_it_ran_and_where_its_time_went(recorded: Path) -> None:
+    with Store.open("tic-tac-toe", recorded) as store:
+        view = view_run(store)
+        document = report_html(store, view.run.id)
+    page = Page(document)
+    page.check_harmless()
+    assert f"versions.python {platform.python_version()}" in page.text
+    assert "hardware.cores" in page.text
+    assert "Time of the last step" in page.text
+    assert f"mean reward {short_number(view.curves['reward_mean'].values[0])} to" in page.text
+    assert "best: " in page.text
+    assert "player" in page.text
 
 
 # -- a run ---------------------------------------------------------------------------------------------
