@@ -23,6 +23,7 @@ from art_core.store.browse import (
     run_summaries,
     trajectory_row,
 )
+from art_core.store.over_time import middle_rollout, scenario_versions
 from art_core.store.packing import ids_to_bytes
 from art_core.store.parts import group_size, group_tokens, group_without_tokens, read_step
 from art_core.types import (
@@ -254,3 +255,22 @@ def test_a_groups_parts_are_what_the_whole_group_says(store: Store) -> None:
         group_without_tokens(store, "nobody")
     with pytest.raises(UnknownTrajectoryError, match="no group nobody"):
         group_tokens(store, "nobody")
+
+
+def test_a_scenario_is_summed_up_by_policy_version_with_the_rollout_in_the_middle(store: Store) -> None:
+    run = store.begin_run("agent")
+    save(
+        store,
+        *(member(f"a{n}", n / 10, number=1) for n in (5, 1, 3)),
+        member("lost", None, number=1),
+        run=run,
+    )
+    save(store, member("late", None, number=7), run=run)
+    save(store, member("elsewhere", 1.0, number=1, scenario="board-2"), member("plain", 0.5, number=2))
+    first, last = scenario_versions(store, "board-1", run)
+    assert (first.number, first.size, first.failed, first.scored) == (1, 4, 1, 3)
+    assert (first.mean, first.least, first.greatest) == (pytest.approx(0.3), 0.1, 0.5)
+    assert middle_rollout(store, "board-1", first, run).id == "a3"
+    assert (last.number, last.size, last.failed, last.mean) == (7, 1, 1, None)
+    assert middle_rollout(store, "board-1", last, run).id == "late"
+    assert scenario_versions(store, "board-9") == []
