@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 import uvicorn
+from prometheus_client import CollectorRegistry
 
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.endpoint import PolicyEndpoint
@@ -45,6 +46,9 @@ class Gateway:
         api_key: demanded of every client as the bearer token; None demands none.
         router: the servers, where they are somebody else's to watch over; None: those of ``upstream``.
         patience: seconds that a call waits for a replica to come up, when somebody watches over them.
+
+    Attributes:
+        metrics: what ``/metrics`` shows beside the gateway's own counts; register collectors there.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Gateway:
         self.completions = CompletionLog() if completions is None else completions
         if sink is None and self._endpoint is not None:
             sink = self._endpoint.sink
+        self.metrics = CollectorRegistry()
         self._sessions = Sessions(sink)
         self._server: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
@@ -94,7 +99,7 @@ class Gateway:
             patience=self._patience,
             keep_key=self._api_key is None,
         )
-        proxy = Proxy(upstream, self.completions, GatewayMetrics(upstream, self.completions))
+        proxy = Proxy(upstream, self.completions, GatewayMetrics(upstream, self.completions, self.metrics))
         app = GatewayApp(proxy, self._sessions, api_key=self._api_key)
         config = uvicorn.Config(
             app,

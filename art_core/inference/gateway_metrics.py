@@ -43,10 +43,12 @@ class GatewayMetrics:
     Args:
         upstream: the servers.
         log: the completions that wait to be asked for.
+        others: what else is to be shown.
     """
 
-    def __init__(self, upstream: Upstream, log: CompletionLog) -> None:
+    def __init__(self, upstream: Upstream, log: CompletionLog, others: CollectorRegistry) -> None:
         registry = self._registry = CollectorRegistry()
+        self._others = others
         self._versions: OrderedDict[str, None] = OrderedDict()
         self._children: dict[tuple[MetricWrapperBase, tuple[str, ...]], Any] = {}
         self.requests = Counter(
@@ -111,7 +113,7 @@ class GatewayMetrics:
 
     def exposition(self) -> bytes:
         """All of it, in Prometheus' text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + generate_latest(self._others)
 
     def _child(self, metric: MetricWrapperBase, *labels: str) -> Any:
         # `labels` of the library takes a lock and checks its arguments: several times for each call.

@@ -1,5 +1,6 @@
 """A backend with a gateway: stock clients are captured, and replicas are trained for."""
 
+import asyncio
 import os
 import signal
 import sys
@@ -28,7 +29,14 @@ TRAIN = TrainConfig(learning_rate=1e-3, guardrails=GuardrailConfig(max_kl=None))
 
 async def test_a_stock_client_of_a_model_with_a_gateway_is_captured_and_trained_from(tmp_path: Path) -> None:
     base = str(tiny_model(tmp_path / "model"))
-    backend = LocalBackend(root=tmp_path, gateway=True, kind="embedded", dtype="float32", max_model_len=512)
+    backend = LocalBackend(
+        root=tmp_path,
+        gateway=True,
+        kind="embedded",
+        dtype="float32",
+        max_model_len=512,
+        sinks=["prometheus"],
+    )
     async with TrainableModel(base_model=base, name="agent", lora_rank=4, train=TRAIN) as model:
         await model.aregister(backend)
         stock = ChatOpenAI(model="agent", base_url=model.base_url, api_key="none", max_tokens=8)
@@ -45,6 +53,12 @@ async def test_a_stock_client_of_a_model_with_a_gateway_is_captured_and_trained_
             await stock.ainvoke("hi")
         assert str(rollout.snapshot().steps[0].policy) == "agent@1"
         assert httpx.get(f"{model.gateway.url}/health").json()["current_version"] == "agent@1"
+        until, shown = time.monotonic() + 30, ""
+        while 'art_policy_version{model="agent",project="default"} 1.0' not in shown:
+            assert time.monotonic() < until, shown
+            await asyncio.sleep(0.05)
+            shown = httpx.get(f"{model.gateway.url}/metrics").text
+        assert "art_gateway_requests_total" in shown
 
 
 async def test_a_model_without_a_gateway_says_how_to_get_one(tmp_path: Path) -> None:

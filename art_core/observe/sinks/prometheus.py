@@ -23,9 +23,11 @@ _LABELS = ("project", "model")
 class PrometheusSink:
     """Shows the newest numbers of each run: ``art_reward_mean{project="p",model="m"} 0.5``.
 
+    A model that is served through the gateway shows them at the gateway's ``/metrics``, too.
+
     Args:
-        port: serve ``/metrics`` there while a run is open; None: serve nothing, the registry is enough
-            where a process has a ``/metrics`` of its own.
+        port: serve ``/metrics`` there while a run is open; None: serve nothing, the gateway or the registry
+            is enough where a process has a ``/metrics`` of its own.
         host: to serve on.
         registry: where the gauges are; None: the process-wide one, or one of its own when it serves.
     """
@@ -49,6 +51,11 @@ class PrometheusSink:
     def url(self) -> str | None:
         """Where it serves now; None when it does not."""
         return None if self._server is None else f"http://{self._host}:{self._server.server_port}/metrics"
+
+    @property
+    def collector(self) -> Collector:
+        """What it shows, to be registered with other registries, too."""
+        return _shown_in(self.registry)
 
     def open(self, run: SinkRun) -> "_Gauges":
         """Begin to show a run."""
