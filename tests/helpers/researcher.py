@@ -21,7 +21,9 @@ def tiny_researcher(path: Path) -> Path:
     return path
 
 
-def train(model: Path, cache: Path, out: Path, *options: str) -> tuple[dict[str, Any], str]:
+def train(
+    model: Path, cache: Path, out: Path, *options: str, seconds: float = 280
+) -> tuple[dict[str, Any], str]:
     """Run the script for one step; its figures and what it printed.
 
     Args:
@@ -29,6 +31,7 @@ def train(model: Path, cache: Path, out: Path, *options: str) -> tuple[dict[str,
         cache: where the mailbox is, or goes.
         out: where everything else goes.
         options: more of the script's.
+        seconds: how long it may take.
     """
     done = subprocess.run(
         [
@@ -38,7 +41,7 @@ def train(model: Path, cache: Path, out: Path, *options: str) -> tuple[dict[str,
         ],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=seconds,
         env={
             **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")},
             "ART_MAIL_CACHE": str(cache),

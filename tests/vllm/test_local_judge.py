@@ -55,7 +55,7 @@ def test_a_policy_is_trained_on_what_a_small_local_judge_says(judge: tuple[str, 
     url, name = judge
     policy = tiny_researcher(tmp_path / "model")
     by_judge = ("--reward", "ruler", "--judge", url, "--judge-model", name, "--judge-context", "4096")
-    figures, _ = train(policy, tmp_path, tmp_path, *by_judge)
+    figures, _ = train(policy, tmp_path, tmp_path, *by_judge, seconds=900)
     (step,) = figures["steps"]
     assert 0 <= step["reward"] <= 1
     assert step["unscored"] in (0, 1)
