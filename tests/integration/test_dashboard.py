@@ -17,6 +17,7 @@ from starlette.testclient import TestClient
 from art_core.config import TrainableModelConfig, TrainConfig
 from art_core.observe.dashboard.app import create_app
 from art_core.observe.dashboard.page import plotly_url
+from art_core.observe.dashboard.pages_audit import Audits
 from art_core.store import Store
 from art_core.training.knobs import KnobBoard
 
@@ -70,8 +71,10 @@ def page(client: TestClient, path: str, status: int = 200) -> Document:
 def finished_audit(client: TestClient, path: str) -> Document:
     for _ in range(100):
         document = page(client, path)
-        if not any("data-working" in attributes for _, attributes in document.elements):
+        waiting = [a["data-working"] for _, a in document.elements if "data-working" in a]
+        if not waiting:
             return document
+        path = path.partition("?")[0] + waiting[0]
     raise AssertionError("the audit never ended")
 
 
@@ -169,6 +172,20 @@ def test_an_audit_is_made_again_only_when_something_was_added(empty: Store) -> N
     empty.add_feedback("t-0000001", kind="thumb", value=1.0, author="ana")
     finished_audit(client, "/runs/r-0000/audit")
     assert len(app.state.audits._jobs) == 2
+
+
+def test_a_page_that_waits_for_an_audit_gets_that_one_although_the_run_goes_on(empty: Store) -> None:
+    fill(empty, run_count=1, rollouts=40)
+    app = create_app(empty)
+    client = TestClient(app)
+    app.state.audits = Audits()
+    with app.state.audits._turn:  # another audit is under way
+        document = page(client, "/runs/r-0000/audit")
+        (waiting,) = [a["data-working"] for _, a in document.elements if "data-working" in a]
+        empty.add_feedback("t-0000001", kind="thumb", value=1.0, author="ana")
+        page(client, f"/runs/r-0000/audit{waiting}")
+    finished_audit(client, f"/runs/r-0000/audit{waiting}")
+    assert len(app.state.audits._jobs) == 1
 
 
 # -- how a run stands ----------------------------------------------------------------------------------

@@ -3,9 +3,9 @@
 (() => {
   const again = async () => {
     const box = document.getElementById("audit");
-    if (!box || !("working" in box.dataset)) return;
+    if (!box?.dataset.working) return;
     try {
-      const answer = await fetch(location.href);
+      const answer = await fetch(box.dataset.working);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("audit");
       if (fresh) box.replaceWith(document.adoptNode(fresh));
     } catch { /* the server is away; the next time, then */ }

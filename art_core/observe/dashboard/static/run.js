@@ -226,9 +226,13 @@ const onChange = (message) => {
   state.className = `badge ${run.tone}`;
   document.getElementById("trajectories").textContent = number(run.trajectories);
   // A metric that the page has no chart for (the first step of all, for one): the page knows how to lay it out.
-  if (fresh) location.reload();
+  if (fresh && isEdited()) connection.textContent = "there are new metrics; reload the page to see them";
+  else if (fresh) location.reload();
   if (!run.going) stop();
 };
+
+// Whether a reload would take away what somebody has typed.
+const isEdited = () => [...page.querySelectorAll("#knobs input")].some((field) => field.value !== field.defaultValue);
 
 const follow = () => {
   if (source || document.hidden || page.dataset.going !== "yes") return;
