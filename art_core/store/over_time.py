@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, case, func, select
 
-from art_core.store.browse import trajectory_row
-from art_core.store.rows import TrajectoryRow
 from art_core.store.schema import scenarios, trajectories
 from art_core.store.store import Store
 from art_core.types import RolloutStatus
@@ -67,22 +65,21 @@ def scenario_versions(store: Store, scenario_id: str, run_id: str | None = None)
     return sorted(found, key=lambda row: -1 if row.number is None else row.number)
 
 
-def middle_rollout(
-    store: Store, scenario_id: str, version: VersionRow, run_id: str | None = None
-) -> TrajectoryRow:
-    """What stands for a version's rollouts: the one in the middle by reward, or the newest if none has one."""
+def middle_rollouts(store: Store, scenario_id: str, run_id: str | None = None) -> dict[int | None, str]:
+    """By policy version: the id of the rollout in the middle by reward, or of the first if none has one."""
     of = trajectories.c
-    query = select(of.id).where(
-        *_conditions(scenario_id, run_id), of.policy_number.is_not_distinct_from(version.number)
+    place = func.row_number().over(
+        partition_by=of.policy_number, order_by=(of.reward.is_(None), of.reward, of.seq)
     )
-    if version.scored:
-        scored = query.where(of.reward.is_not(None))
-        query = scored.order_by(of.reward, of.seq).offset(version.scored // 2)
-    else:
-        query = query.order_by(of.seq.desc())
+    scored = func.count(of.reward).over(partition_by=of.policy_number)
+    ranked = (
+        select(of.id, of.policy_number, place.label("place"), scored.label("scored"))
+        .where(*_conditions(scenario_id, run_id))
+        .subquery()
+    )
+    middle = select(ranked.c.policy_number, ranked.c.id).where(ranked.c.place == ranked.c.scored // 2 + 1)
     with store.read() as connection:
-        found = connection.execute(query.limit(1)).scalar_one()
-    return trajectory_row(store, found)
+        return {row.policy_number: row.id for row in connection.execute(middle)}
 
 
 def _conditions(scenario_id: str, run_id: str | None) -> list[ColumnElement[bool]]:

@@ -23,7 +23,7 @@ from art_core.store.browse import (
     run_summaries,
     trajectory_row,
 )
-from art_core.store.over_time import middle_rollout, scenario_versions
+from art_core.store.over_time import middle_rollouts, scenario_versions
 from art_core.store.packing import ids_to_bytes
 from art_core.store.parts import group_size, group_tokens, group_without_tokens, read_step
 from art_core.types import (
@@ -270,7 +270,7 @@ def test_a_scenario_is_summed_up_by_policy_version_with_the_rollout_in_the_middl
     first, last = scenario_versions(store, "board-1", run)
     assert (first.number, first.size, first.failed, first.scored) == (1, 4, 1, 3)
     assert (first.mean, first.least, first.greatest) == (pytest.approx(0.3), 0.1, 0.5)
-    assert middle_rollout(store, "board-1", first, run).id == "a3"
     assert (last.number, last.size, last.failed, last.mean) == (7, 1, 1, None)
-    assert middle_rollout(store, "board-1", last, run).id == "late"
+    assert middle_rollouts(store, "board-1", run) == {1: "a3", 7: "late"}
+    assert middle_rollouts(store, "board-1") == {1: "a3", 2: "plain", 7: "late"}
     assert scenario_versions(store, "board-9") == []

@@ -12,12 +12,12 @@ from art_core.observe.dashboard.filters import run_choices
 from art_core.observe.dashboard.page import render, site_of
 from art_core.observe.dashboard.texts import Piece, pieces
 from art_core.observe.dashboard.trajectory_view import last_words
-from art_core.store.browse import TrajectoryRow
-from art_core.store.over_time import VersionRow, middle_rollout, scenario_versions
+from art_core.store.browse import TrajectoryRow, trajectory_row
+from art_core.store.over_time import VersionRow, middle_rollouts, scenario_versions
 
 router = APIRouter()
 
-VERSIONS = 40
+VERSIONS = 30
 """Policy versions that are shown; of more, the first, the last and some between."""
 
 _SHOWN = 1200  # characters of what a rollout said
@@ -45,10 +45,11 @@ def scenario(request: Request, scenario_id: str = "", run_id: str = "") -> HTMLR
         raise ConfigError("scenario_id is missing: which scenario is this about?")
     store = site_of(request).store
     rows = scenario_versions(store, scenario_id, run_id or None)
+    middle = middle_rollouts(store, scenario_id, run_id or None)
     found: list[Version] = []
     before = ""
     for row in _some(rows, VERSIONS):
-        chosen = middle_rollout(store, scenario_id, row, run_id or None)
+        chosen = trajectory_row(store, middle[row.number])
         words = last_words(store.trajectory(chosen.id))[:_SHOWN]
         runs = marked(words, before) if before else [Run(words, False)] if words else []
         before = words
