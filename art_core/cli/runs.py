@@ -8,8 +8,8 @@ import typer
 from art_core.cli.options import ROOT, AsJson, Project, Root, Url, opened
 
 if TYPE_CHECKING:
+    from art_core.observe.run_view import RunView
     from art_core.store.browse import RunSummary
-    from art_core.views.run import RunView
 
 
 def runs(
@@ -29,8 +29,8 @@ def runs(
     """List runs, newest first; or show one: curves, events, how its rollouts ended."""
     from art_core.cli.output import show, show_json
     from art_core.observe.dashboard.standing import standing
+    from art_core.observe.run_view import view_run
     from art_core.store.browse import run_summaries
-    from art_core.views.run import view_run
 
     with opened(project, root, url) as store:
         if run is not None:
@@ -75,8 +75,8 @@ def _runs_table(found: "list[RunSummary]", words: list[str], total: int, project
     from rich.console import Group
 
     from art_core.cli.output import cell, number, table
+    from art_core.observe.run_view import ago
     from art_core.views.curves import spark
-    from art_core.views.run import ago
     from art_core.views.text import short_id
 
     if not found:

@@ -116,7 +116,7 @@ def _rows_table(rows: "tuple[TrajectoryRow, ...]", following: str | None) -> "Re
     from rich.console import Group
 
     from art_core.cli.output import cell, number, table
-    from art_core.views.run import ago
+    from art_core.observe.run_view import ago
     from art_core.views.text import short_id
 
     if not rows:

@@ -19,10 +19,10 @@ from art_core.cli.options import ROOT, AsJson, Project, Root, Run, Url, opened
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from art_core.observe.run_view import RunView
     from art_core.store import Store
     from art_core.store.following import News
     from art_core.store.records import Event, Metric
-    from art_core.views.run import RunView
 
 
 def watch(
@@ -108,9 +108,9 @@ def _first_run(store: "Store", name: str | None, follow: bool, every: float) -> 
 def _looks_at(store: "Store", run_id: str, follow: bool, every: float) -> Any:
     """Looks at one run; returns the run to watch after it, or None."""
     from art_core.observe.dashboard.standing import standing
+    from art_core.observe.run_view import RunView, curves_of
     from art_core.store.finding import count_outcomes
     from art_core.store.following import Place, news
-    from art_core.views.run import RunView, curves_of
 
     place, numbers, events = Place(), dict[tuple[int, str], Any](), list[Any]()
     first, gone = True, False
@@ -185,8 +185,8 @@ def _as_lines(looks: "Iterator[_Look]") -> "RunView | None":
     from rich.text import Text
 
     from art_core.cli.output import Terminal
+    from art_core.observe.run_view import FIRST, clock, event_line, run_headline
     from art_core.views.curves import short_number
-    from art_core.views.run import FIRST, clock, event_line, run_headline
 
     terminal = Terminal()
     view: RunView | None = None
@@ -229,8 +229,8 @@ def picture(view: "RunView", width: int, height: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
+    from art_core.observe.run_view import curve_grid, event_line, run_headline
     from art_core.views.phases import phase_bar
-    from art_core.views.run import curve_grid, event_line, run_headline
 
     head = run_headline(view)
     parts: list[RenderableType] = [head]

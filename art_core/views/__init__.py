@@ -1,14 +1,12 @@
-"""Runs and trajectories for people: as curves, conversations and trees, in a terminal, in a notebook."""
+"""Trajectories for people: as a conversation, as a tree, in a terminal, in a notebook."""
 
 from art_core.views.html import group_html, trajectory_html
 from art_core.views.messages import conversation
-from art_core.views.run import RunView, view_run
 from art_core.views.terminal import group_view, trajectory_view
 from art_core.views.text import rendered
 from art_core.views.tree import TreeNode, call_tree
 
 __all__ = [
-    "RunView",
     "TreeNode",
     "call_tree",
     "conversation",
@@ -17,5 +15,4 @@ __all__ = [
     "rendered",
     "trajectory_html",
     "trajectory_view",
-    "view_run",
 ]

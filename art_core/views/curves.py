@@ -72,8 +72,8 @@ class Range:
         if not math.isfinite(high - low):  # more than a float can hold
             return cls(low / 2, high / 2)
         if high - low <= 1e-9 * max(abs(low), abs(high)):  # what floats can hardly tell apart is no scale
-            room = abs(low) * 0.1 or 1.0
-            return cls(low - room, high + room)
+            room = abs(low) * 0.1
+            return cls(low - room, high + room) if room else cls(0.0, 1.0)
         return cls(low, high)
 
     def place(self, value: float) -> float:

@@ -8,7 +8,7 @@ from html import escape
 from art_core.types import Message, Trajectory, TrajectoryGroup
 from art_core.views.facts import step_facts, where
 from art_core.views.messages import with_new_messages
-from art_core.views.text import content_text, safe, short_id, shorten, tool_calls
+from art_core.views.text import brief, content_text, safe, short_id, shorten, tool_calls
 
 LIMIT = 4000
 """Most characters of one message that are shown."""
@@ -100,7 +100,7 @@ def _message(message: Message) -> str:
 def _row(name: str, text: str) -> str:
     bar = f"border-left:3px solid {_OF_ROLE.get(name, '#8a8f98')};padding-left:8px"
     return (
-        f'<tr><td style="{_CELL}">{_text(name)}</td>'
+        f'<tr><td style="{_CELL};white-space:nowrap">{_text(brief(name, 24))}</td>'
         f'<td style="text-align:left;{bar}"><pre dir="auto" style="{_PRE}">{_text(text)}</pre></td></tr>'
     )
 

@@ -10,7 +10,7 @@ from html import escape
 from rich.text import Text
 
 from art_core.observe.metrics import METRICS
-from art_core.views.curves import Curve
+from art_core.views.curves import Curve, short_number
 from art_core.views.text import brief
 
 PREFIX = "time/"
@@ -60,7 +60,7 @@ def phase_bar(curves: Mapping[str, Curve], width: int) -> Text | None:
     line, legend = Text(), Text()
     for phase, colour in zip(found, _cycle(_COLOURS, len(found)), strict=True):
         line.append("█" * max(1, round(width * phase.seconds / total)), style=colour)
-        legend.append("■ ", style=colour).append(f"{phase.name} {phase.seconds:.1f} s  ")
+        legend.append("■ ", style=colour).append(f"{phase.name} {short_number(phase.seconds)} s  ")
     line.truncate(width)
     return line.append("\n").append_text(legend)
 
@@ -74,7 +74,7 @@ def phase_svg(curves: Mapping[str, Curve], width: int = 640) -> str:
     parts, x = list[str](), 0.0
     for phase, colour in zip(found, _cycle(_HEX, len(found)), strict=True):
         share = phase.seconds / total * width
-        words = escape(f"{phase.name}: {phase.seconds:.1f} s ({phase.seconds / total:.0%})")
+        words = escape(f"{phase.name}: {short_number(phase.seconds)} s ({phase.seconds / total:.0%})")
         parts.append(
             f'<rect x="{x:.1f}" y="0" width="{share:.1f}" height="22" fill="{colour}">'
             f"<title>{words}</title></rect>"
@@ -90,7 +90,7 @@ def phase_legend(curves: Mapping[str, Curve]) -> Sequence[tuple[str, str]]:
     """Colour and words of each phase, in the order of the bar."""
     found = phases(curves)
     return [
-        (colour, f"{phase.name} {phase.seconds:.1f} s")
+        (colour, f"{phase.name} {short_number(phase.seconds)} s")
         for phase, colour in zip(found, _cycle(_HEX, len(found)), strict=True)
     ]
 

@@ -20,10 +20,10 @@ from typer.testing import CliRunner
 from art_core.cli.app import app
 from art_core.cli.exits import ExitCode
 from art_core.cli.watch import picture
+from art_core.observe.run_view import view_run
 from art_core.store import Store
 from art_core.store.following import Place, news
 from art_core.store.records import RunState
-from art_core.views import view_run
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from nbclient import NotebookClient
 
 from art_core.observe.report import report_html
+from art_core.observe.run_view import view_run
 from art_core.store import Store
-from art_core.views import view_run
 from art_core.views.curves import Curve, Range, braille, short_number, spark
 from art_core.views.svg import Mark, chart
 

@@ -82,8 +82,8 @@ def test_a_report_says_what_happened_and_where(store: Store) -> None:
     assert f"versions.python {where['versions']['python']}" in shown
     assert "learning_rate 1e-05" in shown
     assert "my/own" in shown
-    assert "rollout 9.0 s" in shown
-    assert "train: 3.0 s (25%)" in document
+    assert "rollout 9 s" in shown
+    assert "train: 3 s (25%)" in document
     assert "stroke-dasharray" in document, "the event is a mark in the curves"
 
 

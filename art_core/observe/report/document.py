@@ -16,11 +16,11 @@ from typing import Any, cast
 from art_core.errors import StoreError
 from art_core.observe.report.examples import Change, Extremes, Met, changes, extremes
 from art_core.observe.report.style import CSS
+from art_core.observe.run_view import ENVIRONMENT, RunView, hint_of, outcome_words, state_words, view_run
 from art_core.store import Store
 from art_core.views.curves import Curve, short_number
 from art_core.views.html import trajectory_html
 from art_core.views.phases import phase_legend, phase_svg
-from art_core.views.run import ENVIRONMENT, RunView, hint_of, outcome_words, state_words, view_run
 from art_core.views.svg import chart, text
 from art_core.views.text import brief, short_id, shorten
 
