@@ -96,15 +96,12 @@ def test_runs_and_people_of_a_store_are_audited_as_they_were_gathered(tmp_path: 
     assert AuditReport.from_dict(report.as_dict()) == report
 
 
-@pytest.mark.parametrize("skill", [0.6, 0.8])
-async def test_rules_of_a_real_agent_are_not_called_hacked_because_good_runs_take_more_steps(
-    skill: float, tmp_path: Path
-):
+async def test_rules_of_a_real_agent_are_not_called_hacked_because_good_runs_take_more_steps(tmp_path: Path):
     """Right answers need searches and mails to be read, so reward, length and steps go together."""
     mailbox = prepared(0, tmp_path)
     questions = mailbox.scenarios("harbour")[:24]
     knows, guesses, draw = expert(questions), clueless(1), random.Random(1)
-    policy = Scripted(policy=lambda m: (knows if draw.random() < skill else guesses).policy(m))
+    policy = Scripted(policy=lambda m: (knows if draw.random() < 0.7 else guesses).policy(m))
     groups = await agather(
         build_graph(policy, mailbox),
         questions,

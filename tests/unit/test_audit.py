@@ -5,6 +5,9 @@ import zlib
 from dataclasses import replace
 
 import pytest
+from helpers.trajectories import texts, trajectories
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.audit import AuditReport, Severity, audit
@@ -12,7 +15,7 @@ from art_core.rewards.audit.answers import answer, with_answer
 from art_core.rewards.audit.auditing import CHECKS, QUESTIONS
 from art_core.rewards.audit.degenerate import LEAST
 from art_core.rewards.labels import Labels, Preference
-from art_core.types import Failure, RolloutStatus, TrajectoryGroup
+from art_core.types import Failure, RolloutStatus, Trajectory, TrajectoryGroup
 from benchmarks.audit_rewards import (
     FAULTS,
     SOUND,
@@ -128,6 +131,25 @@ def test_loose_trajectories_are_compared_within_their_group_else_their_scenario(
     without = audit([replace(t, group_id=None) for g in groups for t in g])
     assert whole.findings == loose.findings == without.findings
     assert whole.groups == loose.groups == without.groups == 12
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_no_run_that_can_be_recorded_stops_an_audit(data: st.DataObject):
+    calls = st.sampled_from(
+        [None, [], "x", ["x"], [{}], [{"function": None}], [{"function": {"arguments": 5}}]]
+    )
+    contents = st.none() | texts | st.just([{"type": "image_url"}, "x", 5]) | st.integers()
+    responses = st.none() | st.fixed_dictionaries({"content": contents, "tool_calls": calls})
+    runs: list[Trajectory] = []
+    for n in range(data.draw(st.integers(1, 8))):
+        run = data.draw(trajectories(f"t{n}"))
+        steps = tuple(replace(s, response=data.draw(responses)) for s in run.steps)
+        output = data.draw(st.none() | texts | st.fixed_dictionaries({"answer": contents}))
+        runs.append(replace(run, steps=steps, metadata={**run.metadata, "output": output}))
+    report = audit(runs, reward=lambda t: float(len(t.steps)))
+    assert json.loads(report.to_json())["trajectories"] == len(runs)
+    str(report)
 
 
 # -- what single checks hold apart ---------------------------------------------------------------------

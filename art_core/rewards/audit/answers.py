@@ -89,12 +89,17 @@ def _call(call: Mapping[str, Any], before: str, text: str) -> Mapping[str, Any]:
     return {**call, "function": {**function, "arguments": json.dumps({**arguments, field: text})}}
 
 
-def _calls(response: Message) -> Sequence[Mapping[str, Any]]:
-    return cast("Sequence[Mapping[str, Any]]", response.get("tool_calls") or ())
+def _calls(response: Message) -> list[Mapping[str, Any]]:
+    """The tool calls of a response; what a model wrote in their place is none."""
+    made: object = response.get("tool_calls")
+    if not isinstance(made, Sequence):
+        return []
+    return [cast("Mapping[str, Any]", c) for c in cast("Sequence[object]", made) if isinstance(c, Mapping)]
 
 
 def _function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", call.get("function") or {})
+    function: object = call.get("function")
+    return cast("Mapping[str, Any]", function) if isinstance(function, Mapping) else {}
 
 
 def _field(value: object) -> str | None:
