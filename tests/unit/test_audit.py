@@ -133,7 +133,7 @@ def test_loose_trajectories_are_compared_within_their_group_else_their_scenario(
     assert whole.groups == loose.groups == without.groups == 12
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_run_that_can_be_recorded_stops_an_audit(data: st.DataObject):
     calls = st.sampled_from(
