@@ -6,6 +6,7 @@ hosts), and an error of ours is a page that says what to do.
 
 import secrets
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
@@ -17,7 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from art_core.errors import ArtError, StoreError, UnknownRunError, UnknownTrajectoryError
+from art_core.errors import ArtError, ConfigError, StoreError, UnknownRunError, UnknownTrajectoryError
 from art_core.observe.dashboard import (
     feedback_forms,
     knob_control,
@@ -93,9 +94,11 @@ def create_app(store: Store, *, control: bool = False, hosts: Sequence[str] | No
 
 
 def _plotly() -> FileResponse:
-    import plotly
-
-    path = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    # Found, not imported: importing Plotly takes as long as everything else together.
+    spec = find_spec("plotly")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError("curves need plotly: pip install 'art-langgraph[serve]'")
+    path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
     return FileResponse(path, media_type="text/javascript")
 
 
