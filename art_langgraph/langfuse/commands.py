@@ -1,7 +1,7 @@
 """``langfuse``: send what was recorded to Langfuse, bring traces from there, see how far it is."""
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,7 +55,11 @@ def export(
     connection = LangfuseConnection.from_env().replace(requests_per_minute=rate)
     if environment is not None:
         connection = connection.replace(environment=environment)
-    with opened(project, root, url) as store, LangfuseClient(connection) as client, _bar(as_json) as told:
+    with (
+        opened(project, root, url) as store,
+        LangfuseClient(connection) as client,
+        _bar(as_json, "to Langfuse") as told,
+    ):
         result = export_to_langfuse(
             store,
             _run_id(store, run),
@@ -108,27 +112,39 @@ def import_(
     May be repeated: a trace is one trajectory, and new scores become new rewards. A project that is named and
     does not exist is made. Ends with 1 where traces could not be kept.
     """
+    from art_langgraph.langfuse.client import LangfuseClient
     from art_langgraph.langfuse.importing import import_file, import_from_langfuse
     from art_langgraph.langfuse.traces import TraceFilter
 
-    with _opened_or_made(project, root, url) as store:
+    wanted = TraceFilter(
+        tags=tuple(tag or ()),
+        name=name,
+        session_id=session,
+        environment=environment,
+        since=None if since in (None, "last") else _time(since, "--since"),
+        until=None if until is None else _time(until, "--until"),
+        score=score,
+        score_min=score_min,
+        score_max=score_max,
+        limit=limit,
+    )
+    with ExitStack() as held:
+        # Before the project is made, should it be missing: what is wrong leaves nothing behind.
+        client = held.enter_context(LangfuseClient()) if file is None else None
+        store = held.enter_context(_opened_or_made(project, root, url))
+        run_id = _run_id(store, run)
         if file is not None:
-            result = import_file(store, file, reward=reward, run_id=_run_id(store, run))
+            result = import_file(store, file, reward=reward, run_id=run_id)
         else:
-            wanted = TraceFilter(
-                tags=tuple(tag or ()),
-                name=name,
-                session_id=session,
-                environment=environment,
-                since=None if since in (None, "last") else _time(since, "--since"),
-                until=None if until is None else _time(until, "--until"),
-                score=score,
-                score_min=score_min,
-                score_max=score_max,
-                limit=limit,
-            )
+            told = held.enter_context(_bar(as_json, "from Langfuse"))
             result = import_from_langfuse(
-                store, wanted, reward=reward, run_id=_run_id(store, run), only_new=since == "last"
+                store,
+                wanted,
+                client=client,
+                reward=reward,
+                run_id=run_id,
+                only_new=since == "last",
+                progress=told,
             )
     if as_json:
         show_json(asdict(result))
@@ -176,8 +192,8 @@ def status(
 
 
 @contextmanager
-def _bar(as_json: bool) -> Generator[Any]:
-    """A progress bar on standard error, where somebody looks."""
+def _bar(as_json: bool, what: str) -> Generator[Any]:
+    """A progress bar on standard error, where somebody looks; without a total it only moves."""
     from rich.console import Console
     from rich.progress import Progress
 
@@ -186,9 +202,9 @@ def _bar(as_json: bool) -> Generator[Any]:
         yield None
         return
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("to Langfuse", total=None)
+        task = progress.add_task(what, total=None)
 
-        def told(done: int, total: int) -> None:
+        def told(done: int, total: int | None = None) -> None:
             progress.update(task, completed=done, total=total)
 
         yield told

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from art_core.errors import ArtError
+from art_core.errors import ArtError, ConfigError
+from art_core.store.finding import find_run
 from art_core.store.marks import Seen, changed, marks, newest
 from art_core.store.store import Store
 from art_langgraph.langfuse.client import LangfuseClient
@@ -32,7 +33,7 @@ class LangfuseLive:
 
     Args:
         store: where rollouts are recorded.
-        run_id: of this run only.
+        run_id: of this run only: its id, or a part of it.
         connection: which Langfuse project; None: what the environment names.
         options: how trajectories become traces.
         ledger: what was confirmed before; None: the one beside the store.
@@ -40,7 +41,8 @@ class LangfuseLive:
         grace: seconds that leaving takes at most, to send what is left.
 
     Raises:
-        ConfigError: no project is named, or the ``langfuse`` package is missing.
+        ConfigError: no project is named, the ``langfuse`` package is missing, or a time is not above 0.
+        UnknownRunError: there is no such run.
     """
 
     def __init__(
@@ -54,8 +56,11 @@ class LangfuseLive:
         interval: float = 2.0,
         grace: float = 30.0,
     ) -> None:
+        for name, seconds in (("interval", interval), ("grace", grace)):
+            if not seconds > 0:
+                raise ConfigError(f"{name}={seconds!r}: expected seconds above 0")
         self._store = store
-        self._run_id = run_id
+        self._run_id = None if run_id is None else find_run(store, run_id).id
         self._interval = interval
         self._grace = grace
         self._given_up = threading.Event()

@@ -137,6 +137,15 @@ def test_an_export_that_is_killed_goes_on_where_it_was(
     assert len(server.observations) == 250 * 4  # the rollout, two nodes, the call
 
 
+def test_an_import_that_cannot_begin_makes_no_project(
+    server: LangfuseServer, run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("import", "--project", "new", "--since", "yesterday", code=2)
+    monkeypatch.delenv("LANGFUSE_SECRET_KEY")
+    run("import", "--project", "new", code=2)
+    assert not list(tmp_path.iterdir())
+
+
 # -- prompts -------------------------------------------------------------------------------------------
 
 

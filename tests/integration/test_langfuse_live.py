@@ -15,6 +15,7 @@ from langfuse.langchain import CallbackHandler
 from langgraph.graph import END, START, MessagesState, StateGraph
 from opentelemetry.sdk.trace import TracerProvider
 
+from art_core.errors import ConfigError, UnknownRunError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.recording import Rollout
 from art_core.store import Store
@@ -195,6 +196,13 @@ def test_chat_art_and_langfuses_own_handler_work_side_by_side_in_one_graph(
     assert call["usageDetails"]["output"] == their_call["usageDetails"]["output"]
     checkpoint = "langgraph_checkpoint_ns"
     assert call["metadata"][checkpoint] == their_call["metadata"][checkpoint]
+
+
+def test_what_cannot_be_is_refused_before_anything_starts(server: LangfuseServer, store: Store) -> None:
+    with pytest.raises(ConfigError, match="interval=0"):
+        LangfuseLive(store, connection=connection(server), interval=0)
+    with pytest.raises(UnknownRunError):
+        LangfuseLive(store, "r-none", connection=connection(server))
 
 
 def test_no_thread_is_left_behind(server: LangfuseServer, store: Store) -> None:
