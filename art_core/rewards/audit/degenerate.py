@@ -193,5 +193,11 @@ def _told(expected: str, prompt: str) -> bool:
 
 
 def _listed(text: str, others: set[str], prompt: str) -> bool:
-    named = [o for o in others if re.search(rf"(?<!\w){re.escape(o)}(?!\w)", text) and o not in prompt]
+    named = [
+        other
+        for other in others
+        if other in text  # which is quick, and nearly always says no
+        and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", text)
+        and other not in prompt
+    ]
     return len(named) >= LISTED
