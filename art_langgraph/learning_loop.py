@@ -141,7 +141,7 @@ class LearningLoop:
             agent,
             model,
             scenario_of=self.trial_scenarios.__getitem__,
-            reward=evaluation_reward or reward,
+            reward=reward if evaluation_reward is None else evaluation_reward,
             kind="trial",
             writes="trials",
             seed=seed + 1,
