@@ -5,6 +5,7 @@ is run or asked for its help, never before.
 """
 
 import ast
+import re
 from importlib.metadata import EntryPoint, entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -73,7 +74,8 @@ def _first_words(entry: EntryPoint) -> str:
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.exists():
                 words = ast.get_docstring(ast.parse(path.read_text()))
-                return (words or "").partition("\n")[0]
+                line = re.sub(r"^``[\w-]+``: ", "", (words or "").partition("\n")[0])
+                return line[:1].upper() + line[1:]
     return f"Not to be had: {entry.module} cannot be found."
 
 
