@@ -352,7 +352,7 @@ class TrainableModel:
     def log_metrics(self, values: Mapping[str, float]) -> None:
         """Keep numbers of your own, of an evaluation for example, beside those of the newest training step.
 
-        They are in the store at once; sinks are told of a step's numbers once, when it ends.
+        They are in the store at once, and then go to the sinks.
 
         Args:
             values: by name; those of the same names at the same step are replaced.

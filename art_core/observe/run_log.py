@@ -110,6 +110,8 @@ class RunLog:
     def note(self, values: Mapping[str, float]) -> None:
         """Keep somebody else's numbers beside those of the newest training step (0 before the first)."""
         self._store.log_metrics(self._run, self._last_step(), values)
+        if self._delivery is not None:
+            self._delivery.notify()
 
     def _last_step(self) -> int:
         return max(self._store.last_step(run) for run in self._store.lineage(self._run))

@@ -21,11 +21,12 @@ from art_core.observe.sinks import (
     JSONLSink,
     MLflowSink,
     PrometheusSink,
+    SinkRun,
     TensorBoardSink,
     WandbSink,
     export_metrics,
 )
-from art_core.store import Store
+from art_core.store import RunState, Store
 
 ASK = [{"role": "user", "content": "answer yes or no"}]
 REWARDS = {1: [0.0, 1.0], 2: [0.5, 0.5], 3: [0.25, 0.75]}  # the second step can learn nothing
@@ -68,6 +69,7 @@ def scraped(root: Path) -> Iterator[dict[str, float]]:
                 for step in steps:
                     play(model, REWARDS[step])
                     model.train()
+                    model.log_metrics({"eval/win_rate": step / 4})
                 seen = scraped_until(steps[-1], prometheus)
         yield seen
 
@@ -99,7 +101,7 @@ def in_store(store: Store, name: str) -> list[tuple[int, float]]:
 
 def test_every_name_that_a_run_writes_is_in_the_catalogue(store: Store) -> None:
     names = {metric.name for run in store.runs() for metric in store.metrics(run.id)}
-    assert [name for name in sorted(names) if spec_of(name) is None] == []
+    assert [name for name in sorted(names) if spec_of(name) is None] == ["eval/win_rate"]  # the user's own
     assert {"reward/component/short", "success_rate", "tokens_sampled", "time/train"} <= names
     assert "gpu_memory_peak" not in names  # there is none: absent, not 0
     assert "judge_calls" not in names
@@ -136,7 +138,7 @@ def test_tensorboards_reader_finds_each_step_once(root: Path, store: Store) -> N
     (directory,) = (root / "tb").iterdir()
     reader = EventAccumulator(str(directory), size_guidance={"scalars": 0})
     reader.Reload()
-    for name in ("reward_mean", "policy_version", "time/step"):
+    for name in ("reward_mean", "policy_version", "time/step", "eval/win_rate"):
         read = [(event.step, event.value) for event in reader.Scalars(name)]
         assert read == [(step, pytest.approx(value)) for step, value in in_store(store, name)]
 
@@ -145,8 +147,9 @@ def test_wandbs_file_holds_each_step_once(root: Path, store: Store) -> None:
     files = sorted((root / "wb").glob("wandb/offline-run-*/*.wandb"))
     assert len(files) == 2  # one for each process, both of one run
     rows = [row for path in files for row in history(path)]
-    assert [row["_step"] for row in rows] == [1, 2, 3]
-    assert [row["reward_mean"] for row in rows] == [value for _, value in in_store(store, "reward_mean")]
+    for name in ("reward_mean", "eval/win_rate"):
+        assert [(row["train_step"], row[name]) for row in rows if name in row] == in_store(store, name)
+    assert [row["_step"] for row in rows if "reward_mean" in row] == [2, 4, 6]
     told = [run_record(path) for path in files]
     assert {run.run_id for run in told} == {store.runs()[0].id}
     assert {run.project for run in told} == {"p"}
@@ -160,7 +163,7 @@ def test_mlflows_client_finds_each_step_once(
     client: Any = MlflowClient((root / "ml").as_uri())
     experiment = client.get_experiment_by_name("p")
     (run,) = client.search_runs([experiment.experiment_id])
-    for name in ("reward_mean", "reward/component/short"):
+    for name in ("reward_mean", "reward/component/short", "eval/win_rate"):
         read = sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, name))
         assert read == in_store(store, name)
     assert run.info.status == "FINISHED"
@@ -173,9 +176,12 @@ def test_lines_and_gauges_say_the_same(root: Path, store: Store, scraped: dict[s
     assert [(row["step"], row["metrics"]["loss"]) for row in rows if "loss" in row["metrics"]] == in_store(
         store, "loss"
     )
-    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows if "reward_mean" in row["metrics"]] == [1, 2, 3]
+    assert [(r["step"], v) for r in rows if (v := r["metrics"].get("eval/win_rate"))] == in_store(
+        store, "eval/win_rate"
+    )
     assert scraped["art_policy_version"] == 2
-    assert scraped["art_time_train"] == pytest.approx(rows[-1]["metrics"]["time/train"])
+    assert scraped["art_time_train"] == pytest.approx(in_store(store, "time/train")[-1][1])
 
 
 def test_a_sink_that_was_not_there_gets_the_whole_run_later(root: Path, store: Store) -> None:
@@ -187,3 +193,24 @@ def test_a_sink_that_was_not_there_gets_the_whole_run_later(root: Path, store: S
     database = MLflowSink(f"sqlite:///{root / 'mlflow.db'}")
     assert export_metrics(store, last, database) == 3
     assert export_metrics(store, last, database) == 0
+
+
+def test_numbers_that_are_added_to_a_step_reach_wandb_with_that_step(tmp_path: Path) -> None:
+    run = SinkRun(id="r-1", project="p", model="agent", config={}, started_at=0.0, directory=tmp_path)
+    sink = WandbSink(mode="offline")
+    writer = sink.open(run)
+    writer.log(1, {"loss": 0.5}, 1000.0)
+    writer.log(1, {"eval/win_rate": 0.25}, 1001.0)
+    writer.log(1, {"eval/length": 7.0}, 1002.0)
+    writer.log(2, {"loss": 0.25}, 1003.0)
+    writer.log(2, {"eval/win_rate": 0.75}, 1004.0)
+    writer.close(RunState.FINISHED)
+    again = sink.open(run)
+    assert again.last_step == 2
+    again.close(RunState.FINISHED)
+    rows = [row for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")) for row in history(path)]
+    told = {
+        name: [(r["train_step"], r[name]) for r in rows if name in r] for name in ("loss", "eval/win_rate")
+    }
+    assert told == {"loss": [(1, 0.5), (2, 0.25)], "eval/win_rate": [(1, 0.25), (2, 0.75)]}
+    assert [(r["train_step"], r["eval/length"]) for r in rows if "eval/length" in r] == [(1, 7.0)]

@@ -1,6 +1,7 @@
 """What a sink is, and what it is told of a run.
 
 Invariant: a writer is used by one thread, gets steps in ascending order, and none that it said it has.
+Numbers that were added to a step afterwards, as of an evaluation, come as that step once more, alone.
 """
 
 from collections.abc import Mapping

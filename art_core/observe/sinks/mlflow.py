@@ -65,10 +65,10 @@ class _Run:
         known = client.search_runs([experiment_id], f"tags.`{_RUN}` = '{run.id}'", max_results=1)
         if known:
             self._id = known[0].info.run_id
-            self.last_step = int(known[0].data.tags.get(_REACHED, 0))
+            self.last_step = self._newest = int(known[0].data.tags.get(_REACHED, 0))
             client.update_run(self._id, status="RUNNING")
             return
-        self.last_step = 0
+        self.last_step = self._newest = 0
         made = client.create_run(
             experiment_id, start_time=int(run.started_at * 1000), tags={_RUN: run.id}, run_name=run.title
         )
@@ -84,8 +84,9 @@ class _Run:
         numbers = [Metric(_name(name), value, when, step) for name, value in values.items()]
         last = max(0, len(numbers) - 1) // _MOST_METRICS * _MOST_METRICS
         for i in range(0, last + 1, _MOST_METRICS):
-            reached = [RunTag(_REACHED, str(step))] if i == last else []
+            reached = [RunTag(_REACHED, str(step))] if i == last and step > self._newest else []
             self._client.log_batch(self._id, metrics=numbers[i : i + _MOST_METRICS], tags=reached)
+        self._newest = max(step, self._newest)
 
     def close(self, state: RunState | None) -> None:
         if state is not None:

@@ -100,7 +100,9 @@ class _Latest(Collector):
 
     def show(self, run: SinkRun, values: dict[str, float]) -> None:
         with self._lock:
-            self._shown[run.project, run.model] = values
+            before = self._shown.get((run.project, run.model), {})
+            same = before.get("step") == values["step"]  # numbers may be added to a step
+            self._shown[run.project, run.model] = {**before, **values} if same else values
 
     def forget(self, run: SinkRun) -> None:
         with self._lock:

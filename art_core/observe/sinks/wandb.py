@@ -14,6 +14,8 @@ from typing import Any, Literal
 from art_core.observe.sinks.base import SinkRun, require
 from art_core.store import RunState
 
+_STEP = "train_step"
+
 
 class WandbSink:
     """Logs to Weights & Biases.
@@ -74,15 +76,29 @@ class WandbSink:
 
 
 class _Run:
+    """A W&B run, whose rows come in order and take nothing more once the next one has come.
+
+    Numbers may be added to a training step afterwards, as of an evaluation. So each training step has two
+    rows, one for what is added, and the axis of all charts is the training step and not the row.
+    """
+
     def __init__(self, run: Any, reached: Path) -> None:
         self._run = run
         self._reached = reached
+        run.define_metric(_STEP)
+        run.define_metric("*", step_metric=_STEP)
         self.last_step = json.loads(reached.read_text()) if reached.exists() else 0
         if not run.offline:
-            self.last_step = max(0, run.step - 1)  # W&B says which one comes next
+            self.last_step = max(0, (run.step - 1) // 2)  # W&B says which row comes next
+        self._newest = self.last_step
 
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
-        self._run.log({**values, "_timestamp": at}, step=step, commit=True)
+        row = {**values, _STEP: step, "_timestamp": at}
+        if step <= self._newest:
+            self._run.log(row, step=2 * self._newest + 1)  # stays open for more of them
+            return
+        self._run.log(row, step=2 * step, commit=True)
+        self._newest = step
         scratch = self._reached.with_suffix(".new")
         scratch.write_text(json.dumps(step))
         scratch.replace(self._reached)
