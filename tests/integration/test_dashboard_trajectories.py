@@ -288,20 +288,30 @@ def test_a_long_steps_tokens_come_page_by_page_and_each_once(hostile: Store) -> 
 def test_a_groups_members_stand_side_by_side_with_the_judges_words_and_their_differences(
     empty: Store,
 ) -> None:
-    def member(name: str, reward: float, said: str) -> Any:
-        step = a_step(name, response={"role": "assistant", "content": said})
+    def member(name: str, reward: float, said: str, node: str = "player") -> Any:
+        where = StepIdentity(node=node)
+        step = a_step(name, response={"role": "assistant", "content": said}, identity=where)
         return replace(a_trajectory(name), steps=(step,), reward=reward)
 
-    members = member("one", 0.2, "tea is green"), member("two", 0.9, "tea is mostly black")
+    members = (
+        member("one", 0.2, "tea is green"),
+        member("two", 0.9, "tea is mostly black"),
+        member("three", 0.1, "tea is mostly black", node="coach"),
+    )
     group = empty.save_group(TrajectoryGroup(Scenario("board-1"), members))
     empty.score("one", 0.25, author="ruler:judge", explanation="Only <half> of it.")
     text = page(empty, f"/groups/{group}")
     assert "Only &lt;half&gt; of it." in text
     assert "ruler:judge" in text
-    marks = [html.unescape(m).strip() for m in re.findall(r"<mark>(.*?)</mark>", text)]
-    assert marks == ["marked", "green"]  # the best one is what others are compared with
-    marks = re.findall(r"<mark>(.*?)</mark>", page(empty, f"/groups/{group}?reference=one"))
-    assert [m.strip() for m in marks] == ["marked", "mostly black"]
+
+    def marks(text: str) -> list[str]:
+        return [visible(mark).strip() for mark in re.findall(r"<mark>(.*?)</mark>", text)][
+            1:
+        ]  # after the key
+
+    assert marks(text) == ["green", "coach"]  # the best one is what others are compared with
+    against_one = page(empty, f"/groups/{group}?reference=one")
+    assert marks(against_one) == ["mostly black", "coach", "mostly black"]
 
 
 def test_the_token_tree_of_a_group_counts_what_is_shared_as_training_does(recorded: Store) -> None:

@@ -4,7 +4,7 @@ Invariant: the words of a marked text, joined, are that text, and the same two t
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
@@ -42,13 +42,12 @@ def marked(text: str, reference: str) -> list[Run]:
     return [*found, Run(rest, False)] if rest else found
 
 
-def likeness(texts: Sequence[str]) -> float | None:
-    """The share of words that the texts have in common, from 0 to 1 (Jaccard); None for fewer than two."""
-    sets = [set(text.split()) for text in texts]
-    if len(sets) < 2:
-        return None
-    union = set[str]().union(*sets)
-    return len(set(sets[0]).intersection(*sets[1:])) / len(union) if union else 1.0
+def own_items(items: Sequence[Hashable], reference: Sequence[Hashable]) -> list[bool]:
+    """Of each item, whether a reference does not have it there."""
+    found = [True] * len(items)
+    for block in SequenceMatcher(None, reference, items, autojunk=False).get_matching_blocks():
+        found[block.b : block.b + block.size] = [False] * block.size
+    return found
 
 
 def _words(text: str) -> list[str]:

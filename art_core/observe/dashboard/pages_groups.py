@@ -1,13 +1,14 @@
 """The pages of groups: all of them, with the best and worst of a step, and one, its members side by side."""
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from art_core.observe.dashboard.blocks import as_text
-from art_core.observe.dashboard.comparison import Run, marked
+from art_core.observe.dashboard.comparison import Run, marked, own_items
 from art_core.observe.dashboard.filters import policy_number, run_choices
 from art_core.observe.dashboard.page import render, site_of
 from art_core.observe.dashboard.texts import Piece, cut, pieces
@@ -41,6 +42,8 @@ class Member:
         score: who gave the reward, and why; None without one.
         feedback: what people said.
         tools: names of the tools that its models called, in order.
+        way: the nodes that called a model, in order, each with how often in a row, and whether the
+            reference did not do so there.
         reference: it is what the others are compared with.
     """
 
@@ -50,6 +53,7 @@ class Member:
     score: Score | None
     feedback: tuple[Feedback, ...]
     tools: tuple[str, ...]
+    way: tuple[tuple[str, int, bool], ...]
     reference: bool
 
 
@@ -117,7 +121,7 @@ def _member(store: Store, trajectory: Trajectory, against: Trajectory | None) ->
     runs = (
         marked(words[:_SHOWN], other[:_SHOWN]) if trajectory is not against else [Run(words[:_SHOWN], False)]
     )
-    scores = store.scores(trajectory.id)
+    scores, way = store.scores(trajectory.id), _way(trajectory)
     return Member(
         trajectory=trajectory,
         words=tuple((run, tuple(pieces(run.text))) for run in runs),
@@ -125,8 +129,16 @@ def _member(store: Store, trajectory: Trajectory, against: Trajectory | None) ->
         score=scores[-1] if scores else None,
         feedback=tuple(store.feedback(trajectory.id)),
         tools=_tools(trajectory),
+        way=tuple(
+            (*stop, own) for stop, own in zip(way, own_items(way, _way(against or trajectory)), strict=True)
+        ),
         reference=trajectory is against,
     )
+
+
+def _way(trajectory: Trajectory) -> tuple[tuple[str, int], ...]:
+    nodes = groupby(step.identity.node or "call" for step in trajectory.steps)
+    return tuple((node, len(list(calls))) for node, calls in nodes)
 
 
 def _tools(trajectory: Trajectory) -> tuple[str, ...]:
