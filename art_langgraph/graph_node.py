@@ -8,7 +8,7 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@runtime_checkable
 class Recorded(Protocol):
     """Something with a record of its own: a `TrainableModel`, once it is registered."""
 

@@ -6,7 +6,7 @@ would be copied by every checkpoint, and come back with lists for tuples.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, cast
 
 from art_core.errors import ConfigError
 from art_core.store.packing import clean_text
@@ -65,9 +65,6 @@ class PlainScenario(TypedDict, total=False):
     id: str
     inputs: dict[str, Any]
     metadata: dict[str, Any]
-
-
-Record = TypeVar("Record", RolloutRecord, ScoreRecord)
 
 
 def newest_batch(old: Sequence[RolloutRecord], new: Sequence[RolloutRecord]) -> list[RolloutRecord]:
