@@ -13,7 +13,13 @@ import pytest
 from helpers.dashboard_server import Server
 
 from art_core.errors import ConfigError
-from art_core.observe.dashboard.series import Position, Series, changes_since
+from art_core.observe.dashboard.series import (
+    Position,
+    Series,
+    changes_since,
+    read_series,
+    sampled_series,
+)
 from art_core.observe.dashboard.serve import is_loopback, listen, run
 from art_core.store import Store
 
@@ -193,3 +199,17 @@ def test_a_long_series_is_thinned_without_losing_its_extremes_and_ends() -> None
     assert (thin.steps[0], thin.steps[-1]) == (0, 9_999)
     assert list(thin.steps) == sorted(set(thin.steps))
     assert all(whole.values[step] == value for step, value in zip(thin.steps, thin.values, strict=True))
+
+
+def test_a_sample_of_a_long_run_has_its_last_steps_and_is_short(store: Store) -> None:
+    run_id = store.begin_run("agent")
+    for step in range(1, 1001):
+        store.log_metrics(run_id, step, {"a": float(step), "b": 0.0})
+    with store.read() as connection:
+        found = sampled_series(connection, run_id, ["a", "nothing"], 1000, lately=5)
+        whole = read_series(connection, run_id, ["a", "b"])
+    assert list(found) == ["a"]
+    assert list(found["a"].steps[-5:]) == [996, 997, 998, 999, 1000]
+    assert len(found["a"].steps) < 210
+    assert found["a"].values == [float(step) for step in found["a"].steps]
+    assert len(whole["a"].steps) == 1000

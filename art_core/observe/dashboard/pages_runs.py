@@ -26,8 +26,9 @@ from art_core.observe.dashboard.series import (
     position_of,
     read_run,
     read_series,
+    sampled_series,
 )
-from art_core.observe.dashboard.signs import READ, signs_of
+from art_core.observe.dashboard.signs import LATELY, READ, signs_of
 from art_core.observe.dashboard.standing import Standing, standing
 from art_core.store.browse import RunSummary, run_summaries
 from art_core.store.schema import metrics, steps, trained_steps, trajectories
@@ -77,12 +78,11 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         names = metric_names(connection, run_id)
         charts = charts_of(names)
         first = [name for chart in charts if chart.key for name in chart.needed]
-        found = read_series(
-            connection, run_id, list(dict.fromkeys([*first, *READ, *(name for _, name in _TILES)]))
-        )
+        last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
+        wanted = list(dict.fromkeys([*first, *READ, *(name for _, name in _TILES)]))
+        found = sampled_series(connection, run_id, wanted, last, lately=LATELY)
         position = position_of(connection, run_id)
         now = standing(connection, run)
-        last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
         made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
         events, event_count = newest_events(connection, run_id, MOST_SHOWN)
     turns = site.store.events(run_id, "knob_turned")

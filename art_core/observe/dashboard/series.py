@@ -10,11 +10,11 @@ written, and if that does not fit any more, the reader is told to begin again.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from art_core.errors import ConfigError, UnknownRunError
 from art_core.store import Store
@@ -25,6 +25,7 @@ from art_core.store.schema import events, metrics, runs, trajectories
 MOST_POINTS = 1000
 """Points of one series that a page is sent."""
 
+_SAMPLED = 200  # steps of `sampled_series`
 _MOST_SAID = 5000  # characters of a message that are read
 
 
@@ -145,16 +146,42 @@ def metric_names(connection: Connection, run_id: str) -> list[str]:
 def read_series(
     connection: Connection, run_id: str, names: Sequence[str], most: int = MOST_POINTS
 ) -> dict[str, Series]:
-    """Some of a run's metrics; a name that it has no values of is left out."""
+    """Some of a run's metrics, `Series.thinned`; a name that it has no values of is left out."""
     of = metrics.c
     query = select(of.name, of.step, of.value, of.created_at).where(of.run_id == run_id, of.name.in_(names))
+    return {name: one.thinned(most) for name, one in _columns(connection, query, names).items()}
+
+
+def sampled_series(
+    connection: Connection, run_id: str, names: Sequence[str], last_step: int, *, lately: int
+) -> dict[str, Series]:
+    """Every so many steps of some metrics, and the last ones: quick also where a run has many thousands.
+
+    Args:
+        connection: in a transaction.
+        run_id: whose they are.
+        names: of the metrics.
+        last_step: the run's last one.
+        lately: how many steps before it are all there.
+    """
+    of = metrics.c
+    some = or_(of.step % max(1, last_step // _SAMPLED) == 0, of.step > last_step - lately)
+    query = select(of.name, of.step, of.value, of.created_at).where(of.run_id == run_id, some)
+    return _columns(connection, query.where(of.name.in_(names)), names)
+
+
+def _columns(connection: Connection, query: Any, names: Sequence[str]) -> dict[str, Series]:
     columns: dict[str, tuple[list[int], list[float | None], list[float]]] = {}
-    for row in connection.execute(query.order_by(of.step)):
-        steps, values, times = columns.setdefault(row.name, ([], [], []))
-        steps.append(row.step)
-        values.append(row.value if row.value is not None and math.isfinite(row.value) else None)
-        times.append(row.created_at)
-    return {name: Series(name, *columns[name]).thinned(most) for name in names if name in columns}
+    # Taken apart as tuples: a run of thousands of steps has hundreds of thousands of rows.
+    rows = cast(
+        "Iterable[tuple[str, int, float | None, float]]", connection.execute(query.order_by(metrics.c.step))
+    )
+    for name, step, value, at in rows:
+        steps, values, times = columns.setdefault(name, ([], [], []))
+        steps.append(step)
+        values.append(value if value is not None and math.isfinite(value) else None)
+        times.append(at)
+    return {name: Series(name, *columns[name]) for name in names if name in columns}
 
 
 def position_of(connection: Connection, run_id: str) -> Position:
