@@ -26,7 +26,7 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 
 from art_core import EngineConfig, LocalBackend, LoRAConfig, Scenario, TrainableModel, TrainConfig
-from art_core.gather import Gathered
+from art_core.gather import FLAT, Gathered
 from art_core.rewards import Ruler
 from art_core.store import Store
 from art_core.training.sft import Conversation
@@ -196,7 +196,7 @@ class Training:
                 step=len(self.steps) + 1,
                 reward=sum(run.reward or 0.0 for run in runs) / len(runs),
                 **part_means(runs),
-                flat=sum(len(set(group.rewards)) < 2 for group in groups),
+                flat=sum(max(group.rewards) - min(group.rewards) <= FLAT for group in groups),
                 unscored=unscored,
                 kl=report.metrics.get("kl_old_new"),
                 entropy=report.metrics.get("entropy"),
