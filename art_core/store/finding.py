@@ -100,9 +100,13 @@ def find_group_id(store: Store, name: str) -> str:
 
 def count_outcomes(store: Store, run_id: str) -> dict[str, int]:
     """How many trajectories of a run there are, by status."""
-    counted = select(trajectories.c.status, func.count().label("members")).where(trajectories.c.run_id == run_id)
+    counted = select(trajectories.c.status, func.count().label("members")).where(
+        trajectories.c.run_id == run_id
+    )
     with store.read() as connection:
-        return {row.status: row.members for row in connection.execute(counted.group_by(trajectories.c.status))}
+        return {
+            row.status: row.members for row in connection.execute(counted.group_by(trajectories.c.status))
+        }
 
 
 def _fits(whole: str, part: str) -> bool:
