@@ -2,14 +2,16 @@
 
 Twelve faulty rewards and five sound ones (`audit_rewards`) over made-up runs, many seeds, two sizes. A fault
 counts as found when one of the findings that name it is there; a sound reward raises a false alarm when any
-is, whether the audit has all that could be at hand or the record alone. Then the time that the checks of the
-record take on as many runs as training looks at.
+is, whether the audit has all that could be at hand or the record alone. The same for the rewards of the two
+examples, over runs of their agents (`audit_examples`). Then the time that the checks of the record take on as
+many runs as training looks at.
 
     python -m benchmarks.audit            # 20 seeds, writes results/audit.json
     python -m benchmarks.audit --quick    # 2 seeds, writes nothing
 """
 
 import argparse
+import asyncio
 import random
 import time
 from collections import Counter
@@ -22,6 +24,7 @@ from rich.table import Table
 
 from art_core.rewards.audit import audit
 from art_core.types import Trajectory, TrajectoryGroup
+from benchmarks.audit_examples import examples
 from benchmarks.audit_rewards import FAULTS, SOUND, Case, correct, scored, step, world
 from benchmarks.environment import write_result
 
@@ -92,8 +95,12 @@ def show(result: Mapping[str, Any]) -> None:
     alarms = Table("sound reward", "looked at", *sizes, title="false alarms")
     for row in result["sound"]:
         alarms.add_row(row["reward"], row["by"], *(f"{row[size]:.0%}" for size in sizes))
+    agents = Table("example", "skill", "mean reward", "by the record", "by the function", title="findings")
+    for row in result["examples"]:
+        said = (f"{', '.join(sorted(set(row[by]))) or 'none'}" for by in ("record", "function"))
+        agents.add_row(row["example"], f"{row['skill']:g}", f"{row['reward_mean']:.2f}", *said)
     console = Console()
-    console.print(found, alarms, result["record"])
+    console.print(found, alarms, agents, result["record"])
 
 
 if __name__ == "__main__":
@@ -102,7 +109,9 @@ if __name__ == "__main__":
     )
     parser.add_argument("--quick", action="store_true", help="two seeds; writes nothing")
     quick = parser.parse_args().quick
-    measured = {**rates(2 if quick else 20), "record": seconds()}
+    seeds = 2 if quick else 20
+    agents = asyncio.run(examples(max(seeds // 4, 1)))
+    measured = {**rates(seeds), "examples": agents, "record": seconds()}
     show(measured)
     if not quick:
         write_result("audit", measured, {})
