@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -291,6 +292,8 @@ class Demo:
             await stack.enter_async_context(self.model)
             if options.workers > 1:
                 self.workers = await stack.enter_async_context(Workers(options.workers))
+            program = os.path.relpath(Path(sys.executable).with_name("art-langgraph"))
+            console.print(f"look on with  {program} dashboard --root {options.out} --project tic-tac-toe")
             before = await self.evaluate("as it comes")
             if options.warm_steps:
                 await self.warm_start()
