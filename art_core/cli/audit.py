@@ -20,7 +20,8 @@ def audit(
 ) -> None:
     """Audit a run's rewards: what they reward besides being good. Exits with 1 when there are findings.
 
-    People's feedback, where there is some, is what rewards are held against.
+    People's feedback, where there is some, is what rewards are held against. A record without any run, as an
+    import leaves it, is audited whole.
     """
     import json
 
@@ -31,7 +32,7 @@ def audit(
     from art_core.store.finding import find_run
 
     with opened(project, root, url) as store:
-        run_id = find_run(store, run).id
+        run_id = find_run(store, run).id if run is not None or store.runs() else None
         ids: list[str] = []
         after: str | None = None
         while len(ids) < limit:

@@ -114,7 +114,7 @@ def list_(
     with opened(project, root, url) as store:
         said = store.feedback(
             None if trajectory is None else find_trajectory_id(store, trajectory),
-            None if run is None else find_run(store, None if run == "last" else run).id,
+            None if run is None else find_run(store, run).id,
         )
     if as_json:
         show_json({"feedback": said})
@@ -160,7 +160,7 @@ def export(
     if as_json and to is None:
         raise ConfigError("--json says what became of a file: name one (--to), or leave --json out")
     with opened(project, root, url) as store:
-        run_id = None if run is None else find_run(store, None if run == "last" else run).id
+        run_id = None if run is None else find_run(store, run).id
         lines = _records(store, run_id) if form == "records" else _pairs(store, run_id, node)
     if to is None:
         for line in lines:

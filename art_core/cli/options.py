@@ -50,7 +50,8 @@ AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON 
 Run: TypeAlias = Annotated[
     str | None,
     typer.Argument(
-        help="A run's id, or a part of it that no other has; the newest if left out.", show_default=False
+        help="A run's id, or a part of it that no other has; the newest if left out (or 'last').",
+        show_default=False,
     ),
 ]
 

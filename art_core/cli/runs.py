@@ -34,7 +34,7 @@ def runs(
 
     with opened(project, root, url) as store:
         if run is not None:
-            view = view_run(store, None if run == "last" else run)
+            view = view_run(store, run)
             if as_json:
                 show_json(run_json(view))
             else:

@@ -99,7 +99,7 @@ def _filter(
     from art_core.store.finding import find_group_id, find_run
 
     return TrajectoryFilter(
-        run_id=None if run is None else find_run(store, None if run == "last" else run).id,
+        run_id=None if run is None else find_run(store, run).id,
         policy_number=step,
         scenario_id=scenario,
         group_id=None if group is None else find_group_id(store, group),

@@ -97,7 +97,7 @@ def _first_run(store: "Store", name: str | None, follow: bool, every: float) -> 
         try:
             return find_run(store, name).id
         except UnknownRunError as missing:
-            if not follow or name is not None:
+            if not follow or name not in (None, "last"):
                 raise
             if not told:
                 complain(f"{missing}; waiting for it")

@@ -62,7 +62,7 @@ def find_run(store: Store, name: str | None = None) -> Run:
 
     Args:
         store: where it is.
-        name: its id, or a part; None: the newest run.
+        name: its id, or a part; None or ``last``: the newest run.
 
     Raises:
         UnknownRunError: there is none, or there are several.
@@ -70,12 +70,12 @@ def find_run(store: Store, name: str | None = None) -> Run:
     known = store.runs()
     if not known:
         raise UnknownRunError(f"{store.location} has no run yet; a run begins when a model is registered")
-    if name is None:
+    if name in (None, "last"):
         return known[-1]
     fitting = [run for run in known if _fits(run.id, name)]
     if len(fitting) == 1 or any(run.id == name for run in fitting):
         return next((run for run in fitting if run.id == name), fitting[0])
-    newest = ", ".join(run.id for run in known[-3:])
+    newest = ", ".join(run.id for run in reversed(known[-3:]))
     found = "no run" if not fitting else f"{len(fitting)} runs"
     raise UnknownRunError(f"{store.location} has {found} called {name!r}; its newest: {newest}")
 

@@ -21,7 +21,7 @@ from art_langgraph.langfuse.importing import ImportResult, import_file, import_f
 from art_langgraph.langfuse.ledger import Ledger
 from art_langgraph.langfuse.live import LangfuseLive
 from art_langgraph.langfuse.prompts import langfuse_prompt, resolve_prompts
-from art_langgraph.langfuse.traces import TraceFilter, TraceRecord, traces_in_file
+from art_langgraph.langfuse.traces import TraceFileError, TraceFilter, TraceRecord, traces_in_file
 from art_langgraph.langfuse.trajectories import groups_from, scenario_of, scenarios_from, trajectory_of
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "LangfuseRefusedError",
     "LangfuseUnavailableError",
     "Ledger",
+    "TraceFileError",
     "TraceFilter",
     "TraceRecord",
     "export_to_langfuse",

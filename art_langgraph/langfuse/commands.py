@@ -21,10 +21,19 @@ app = typer.Typer(
     help="Send what was recorded to Langfuse, bring traces from there, see how far it is. The project is the "
     "one that LANGFUSE_PUBLIC_KEY, LANGFUSE_SECRET_KEY and LANGFUSE_BASE_URL name.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 Run: TypeAlias = Annotated[
     str | None, typer.Option("--run", help="Of this run only: its id, or a part of it.", show_default=False)
+]
+Into: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--run",
+        help="Keep them with this run: its id, or a part of it; with none if left out.",
+        show_default=False,
+    ),
 ]
 Reward: TypeAlias = Annotated[
     str, typer.Option("--reward", help="Name of the score that is the reward; the others become components.")
@@ -81,7 +90,9 @@ def export(
 def import_(
     file: Annotated[
         Path | None,
-        typer.Argument(help="A file exported from Langfuse; the server is asked where none is given."),
+        typer.Argument(
+            help="A file exported from Langfuse, which is taken whole; without one, the server is asked."
+        ),
     ] = None,
     tag: Annotated[
         list[str] | None, typer.Option("--tag", help="They have this tag; may be repeated.")
@@ -101,7 +112,7 @@ def import_(
     score_max: Annotated[float | None, typer.Option(help="The score is at most this.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="So many, the newest.")] = None,
     reward: Reward = "reward",
-    run: Run = None,
+    run: Into = None,
     project: Project = None,
     root: Root = ROOT,
     url: Url = None,
@@ -128,6 +139,11 @@ def import_(
         score_max=score_max,
         limit=limit,
     )
+    if file is not None and (since is not None or wanted != TraceFilter()):
+        raise ConfigError(
+            f"{file} is taken whole: --tag, --since and the other filters are for asking the server; leave "
+            "them out, or export from Langfuse what you want"
+        )
     with ExitStack() as held:
         # Before the project is made, should it be missing: what is wrong leaves nothing behind.
         client = held.enter_context(LangfuseClient()) if file is None else None

@@ -171,7 +171,7 @@ def import_file(
     """Bring the traces of a file into the store; see `import_from_langfuse` and `traces_in_file`.
 
     Raises:
-        LangfuseError: the file cannot be read, or holds something else.
+        TraceFileError: the file cannot be read, or holds something else.
         UnknownRunError: there is no such run.
         StoreError: the store cannot be written.
     """

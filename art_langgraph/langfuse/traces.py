@@ -15,12 +15,17 @@ from typing import Any, cast
 from pydantic import Field, model_validator
 
 from art_core.config.settings import Settings
+from art_core.errors import StoreError
 from art_langgraph.langfuse.client import LangfuseClient, LangfuseError
 
 _ROOTS = 100  # traces of one page
 _SCORES_OF = 20  # traces whose scores are asked for together: their ids are part of an address
 
 Json = dict[str, Any]
+
+
+class TraceFileError(LangfuseError, StoreError):
+    """A file of traces cannot be read, or holds something else."""
 
 
 class TraceFilter(Settings):
@@ -182,14 +187,14 @@ def traces_in_file(path: str | Path) -> Iterator[TraceRecord]:
     ``{"data": [...]}`` as the API answers).
 
     Raises:
-        LangfuseError: the file cannot be read, or holds something else; the message says where.
+        TraceFileError: the file cannot be read, or holds something else; the message says where.
     """
     loose: dict[str, list[Json]] = defaultdict(list)
     for where, item in _items(Path(path)):
         if isinstance(item.get("observations"), list):
             observations = cast("list[Json]", item["observations"])
             if observations and not isinstance(cast(object, observations[0]), dict):
-                raise LangfuseError(
+                raise TraceFileError(
                     f"{path}, {where}: trace {item.get('id')} names its observations without holding them; "
                     "export it with its observations"
                 )
@@ -202,7 +207,7 @@ def traces_in_file(path: str | Path) -> Iterator[TraceRecord]:
             loose[str(item["traceId"])].append(item)
         else:
             keys = ", ".join(sorted(item)[:6])
-            raise LangfuseError(
+            raise TraceFileError(
                 f"{path}, {where}: neither a trace with its observations nor an observation (it has "
                 f"{keys}); export traces with observations, or the observations themselves"
             )
@@ -214,21 +219,21 @@ def _check(path: str | Path, where: str, observations: Iterable[Json]) -> None:
     for observation in observations:
         missing = [name for name in ("id", "type", "startTime") if not isinstance(observation.get(name), str)]
         if missing:
-            raise LangfuseError(
+            raise TraceFileError(
                 f"{path}, {where}: an observation has no {', '.join(missing)}; export whole observations"
             )
         try:
             for name in ("startTime", "endTime"):
                 seconds(observation.get(name))
         except LangfuseError as odd:
-            raise LangfuseError(f"{path}, {where}, observation {observation['id']}: {odd}") from odd
+            raise TraceFileError(f"{path}, {where}, observation {observation['id']}: {odd}") from odd
 
 
 def _items(path: Path) -> Iterator[tuple[str, Json]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as unreadable:
-        raise LangfuseError(f"{path} cannot be read: {unreadable}") from unreadable
+        raise TraceFileError(f"{path} cannot be read: {unreadable}") from unreadable
     try:
         whole: Any = json.loads(text)
     except ValueError:
@@ -238,9 +243,14 @@ def _items(path: Path) -> Iterator[tuple[str, Json]]:
         return
     if isinstance(whole, dict):
         whole = cast(Json, whole).get("data", [whole])
-    for number, item in enumerate(cast("Iterable[Any]", whole), 1):
+    if not isinstance(whole, list):
+        raise TraceFileError(
+            f"{path}: expected a list of traces or observations, found {type(whole).__name__}; export traces "
+            "with observations"
+        )
+    for number, item in enumerate(cast("list[Any]", whole), 1):
         if not isinstance(item, dict):
-            raise LangfuseError(f"{path}, item {number}: expected an object, found {type(item).__name__}")
+            raise TraceFileError(f"{path}, item {number}: expected an object, found {type(item).__name__}")
         yield f"item {number}", cast(Json, item)
 
 
@@ -248,9 +258,9 @@ def _object(path: Path, where: str, line: str) -> Json:
     try:
         found: Any = json.loads(line)
     except ValueError as broken:
-        raise LangfuseError(f"{path}, {where}: not JSON: {broken}; correct or remove it") from broken
+        raise TraceFileError(f"{path}, {where}: not JSON: {broken}; correct or remove it") from broken
     if not isinstance(found, dict):
-        raise LangfuseError(f"{path}, {where}: expected an object, found {type(found).__name__}")
+        raise TraceFileError(f"{path}, {where}: expected an object, found {type(found).__name__}")
     return cast(Json, found)
 
 

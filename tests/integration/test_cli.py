@@ -182,6 +182,7 @@ def test_runs_are_listed_newest_first_with_what_tells_whether_they_learn(root: P
 def test_a_run_is_found_by_a_part_of_its_id(root: Path) -> None:
     assert told(root, "runs", "0001")["run"]["id"] == "r-0001"
     assert told(root, "runs", "last")["run"]["id"] == "r-0002"
+    assert json.loads(art(root, "audit", "last", "--json").stdout)["run"] == "r-0002"
     several = art(root, "runs", "r-")
     assert several.exit_code == ExitCode.NOT_FOUND
     assert "3 runs called 'r-'" in several.stderr
@@ -398,6 +399,17 @@ def test_an_audit_ends_with_1_when_it_finds_something(tmp_path: Path) -> None:
     assert said["run"] == run
     assert said["findings"]
     assert "findings" in art(tmp_path, "audit").stdout
+
+
+def test_a_record_without_runs_is_audited_whole(tmp_path: Path) -> None:
+    with Store.open("imported", tmp_path) as store:
+        for number in range(24):
+            store.save_trajectory(a_trajectory(f"t-{number}", group_id=f"g-{number // 8}", reward=1.0))
+    done = art(tmp_path, "audit", "--json")
+    said = json.loads(done.stdout)
+    assert (said["run"], said["scored"]) == (None, 24)
+    assert done.exit_code == ExitCode.FINDING
+    assert art(tmp_path, "audit", "last").exit_code == ExitCode.NOT_FOUND
 
 
 # -- untrusted text ----------------------------------------------------------------------------------------

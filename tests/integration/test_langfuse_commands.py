@@ -89,7 +89,9 @@ def test_import_makes_a_project_and_can_be_repeated(
         (("import", "--since", "yesterday"), 2, "give a date"),
         (("import", "--score-min", "0.5"), 2, "name it"),
         (("export", "--run", "r-none"), 3, "no run"),
-        (("import", "no/such/file.json"), 5, "cannot be read"),
+        (("import", "no/such/file.json"), 4, "cannot be read"),
+        (("import", str(RECORDED), "--tag", "prod"), 2, "taken whole"),
+        (("import", str(RECORDED), "--since", "last"), 2, "taken whole"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_a_code(

@@ -466,6 +466,8 @@ def test_odd_traces_in_a_file_do_no_harm(store: Store, tmp_path: Path) -> None:
         ('[{"id": "t", "observations": ["o-1"]}]', "without holding them"),
         ('[{"id": "t"}]', "neither a trace with its observations nor an observation"),
         ("[3]", "expected an object, found int"),
+        ("3", "expected a list of traces or observations, found int"),
+        ('{"data": null}', "expected a list of traces or observations, found NoneType"),
         ('[{"id": "t", "observations": [{"id": "o"}]}]', "no type, startTime"),
         (
             '[{"id": "t", "observations": [{"id": "o", "type": "SPAN", "startTime": "noon"}]}]',
