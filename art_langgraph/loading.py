@@ -1,6 +1,5 @@
 """Graphs by import path, and policies by address: what can be told to another process."""
 
-import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Self
 from langchain_core.runnables import Runnable
 
 from art_core.errors import ConfigError
+from art_core.import_paths import load_object
 from art_core.inference.availability import ALWAYS, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, StaticEndpoint, served_name, temperature_of
 from art_core.rollouts import Agent
@@ -47,26 +47,6 @@ class Address:
             patience=self.patience,
             temperature=self.temperature,
         )
-
-
-def load_object(path: str) -> Any:
-    """What lies at ``package.module:name``.
-
-    Raises:
-        ConfigError: the path has another form, the module can't be imported, or lacks the name.
-    """
-    module_name, colon, name = path.partition(":")
-    if not (module_name and colon and name):
-        raise ConfigError(f"{path!r} is no import path; expected 'package.module:name'")
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ImportError as missing:
-        raise ConfigError(f"{path!r} can't be imported: {missing}") from missing
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"{path!r}: {found!r} has no {part!r}")
-        found = getattr(found, part)
-    return found
 
 
 def load_graph(path: str, model: PolicyEndpoint | None = None) -> Runnable[Any, Any] | Agent:

@@ -17,6 +17,7 @@ from langchain_core.runnables.config import merge_configs
 from art_core import gather as core
 from art_core.errors import ConfigError
 from art_core.gather import Gathered
+from art_core.import_paths import load_object
 from art_core.inference.endpoint import PolicyEndpoint
 from art_core.recording import Rollout, Sink, current_rollout
 from art_core.rollouts import Agent, InProcess, Terms, arun, keep_output
@@ -26,7 +27,7 @@ from art_core.threads import ElasticThreads, call
 from art_core.types import Scenario, Trajectory
 from art_core.workers import Job, Workers, runner_of
 from art_langgraph.capturing import capture
-from art_langgraph.loading import Address, load_graph, load_object
+from art_langgraph.loading import Address, load_graph
 from art_langgraph.plain import plain
 from art_langgraph.shapes import graph_shape
 
