@@ -1,7 +1,7 @@
 """``audit``: can a run's rewards be trusted?"""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -120,7 +120,7 @@ def audit(
 
 
 @contextmanager
-def _users_code() -> Iterator[None]:
+def _users_code() -> Generator[None]:
     """Modules are found as ``python -m`` finds them, and what they print is not taken for our output."""
     sys.path.insert(0, "")
     try:
