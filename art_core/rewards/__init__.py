@@ -6,6 +6,7 @@ from art_core.rewards.cache import VerdictCache
 from art_core.rewards.compose import Component, Composed, Measure, component
 from art_core.rewards.judge import Answer, Judge, JudgeError, Usage
 from art_core.rewards.judgement import Judgement, Scored
+from art_core.rewards.opinions import Relevance, UserFeedback
 from art_core.rewards.outcome import Outcome
 from art_core.rewards.parts import PerNode, PerStep
 from art_core.rewards.ruler import Ruler
@@ -39,6 +40,7 @@ __all__ = [
     "PerStep",
     "Price",
     "Refusal",
+    "Relevance",
     "Ruler",
     "Scored",
     "Steps",
@@ -46,6 +48,7 @@ __all__ = [
     "ToolChoice",
     "ToolErrors",
     "Usage",
+    "UserFeedback",
     "ValidJSON",
     "ValidToolCalls",
     "VerdictCache",

@@ -29,6 +29,7 @@ DIRECTIONS: Mapping[str, int] = {
     "ruler": 1,
     "forbidden": -1,
     "refusal": -1,
+    "relevance": 1,
     "tool_errors": -1,
     "steps": -1,
     "length": -1,
