@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select, true
 
-from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
+from art_core.errors import ConfigError, UnknownTrajectoryError
 from art_core.store.packing import to_json
 from art_core.store.reading import read_runs
 from art_core.store.records import Run
@@ -66,8 +66,7 @@ def list_trajectories(
         after: `Page.next` of the page before; None for the first.
 
     Raises:
-        ConfigError: ``limit`` is out of range.
-        StoreError: ``after`` is from no page of this list.
+        ConfigError: ``limit`` is out of range, or ``after`` is from no page of this list.
     """
     _check_limit(limit)
     by_reward = which.order in ("best", "worst")
@@ -243,8 +242,7 @@ def list_groups(
         scenario_id: of this scenario.
 
     Raises:
-        ConfigError: ``limit`` is out of range.
-        StoreError: ``after`` is from no page of this list.
+        ConfigError: ``limit`` is out of range, or ``after`` is from no page of this list.
     """
     _check_limit(limit)
     conditions: list[ColumnElement[bool]] = []
@@ -369,4 +367,4 @@ def _cursor(after: str, parts: int) -> list[Any]:
             return [*map(float, found[:-1]), int(found[-1])]
     except ValueError:
         pass
-    raise StoreError(f"there is no page after {after!r}; begin at the first one, without 'after'")
+    raise ConfigError(f"there is no page after {after!r}; begin at the first one, without 'after'")

@@ -106,7 +106,7 @@ def test_pages_of_a_long_list_follow_each_other(empty: Store) -> None:
         ("/trajectories?reward_min=high", 400, "reward_min='high': expected a number"),
         ("/trajectories?order=random", 400, "order='random'"),
         ("/trajectories?policy_number=-1", 400, "policy_number='-1'"),
-        ("/trajectories?after=nowhere", 503, "there is no page after"),
+        ("/trajectories?after=nowhere", 400, "there is no page after"),
         ("/trajectories/nobody", 404, "has no trajectory nobody"),
         ("/groups/nobody", 404, "has no group nobody"),
         ("/groups/nobody/tree", 404, "has no group nobody"),

@@ -15,7 +15,7 @@ def report_view(report: AuditReport) -> RenderableType:
     """The findings with their fixes, then what was looked at."""
     head = (
         f"{report.scored} scored of {report.trajectories} trajectories in {report.groups} groups; "
-        f"{len(report.findings)} findings"
+        f"{len(report.findings)} finding{'' if len(report.findings) == 1 else 's'}"
     )
     asked = [f"{n} calls of the {what}" for n, what in _asked(report) if n]
     parts: list[RenderableType] = [Text(", ".join([head, *asked]), style="bold")]
