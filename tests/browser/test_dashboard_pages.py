@@ -7,24 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from helpers.browser import ADVICE, ARGUMENTS, browser
 from helpers.dashboard_server import Server
 from helpers.synthetic_store import fill
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from helpers.tab import Tab
+from playwright.sync_api import Browser, Page, expect
 
 from art_core.store import Store
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    found = browser()
-    if found is None:
-        pytest.skip(ADVICE)
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,30 +34,11 @@ def server(store: Store, root: Path) -> Iterator[Server]:
     started.kill()
 
 
-class Tab:
-    """A page, and what it complained of."""
-
-    def __init__(self, chromium: Browser, server: Server, **options: Any) -> None:
-        self.context = chromium.new_context(base_url=server.url, **options)
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(15_000)
-        self.complaints: list[str] = []
-        self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.page.on("request", self._check)
-        self._url = server.url
-
-    def _check(self, request: Any) -> None:
-        if not request.url.startswith((self._url, "data:", "blob:")):
-            self.complaints.append(f"asked for {request.url}")
-
-
 @pytest.fixture
 def tab(chromium: Browser, server: Server) -> Iterator[Tab]:
-    made = Tab(chromium, server, viewport={"width": 1280, "height": 900})
+    made = Tab(chromium, server.url)
     yield made
-    made.context.close()
-    assert made.complaints == []
+    assert made.close() == []
 
 
 def drawn(page: Page, title: str) -> Any:
@@ -140,7 +109,7 @@ def test_runs_are_selected_and_compared_by_keys(tab: Tab) -> None:
 
 
 def test_a_knob_is_turned_by_its_form(chromium: Browser, server: Server, store: Store, root: Path) -> None:
-    tab = Tab(chromium, server)
+    tab = Tab(chromium, server.url)
     page = tab.page
     directory = root / "checkpoints"
     directory.mkdir()
@@ -154,7 +123,7 @@ def test_a_knob_is_turned_by_its_form(chromium: Browser, server: Server, store: 
     page.get_by_role("button", name="Turn").click()
     expect(page.locator("#knobs-said")).to_contain_text("Turned")
     assert '"learning_rate": 2e-05' in (directory / "knobs.json").read_text()
-    tab.context.close()
+    tab.close()
 
 
 PATHS = ("/", "/runs/r-0000", "/compare?run=r-0000&run=r-0001", "/runs/r-0000/audit", "/nowhere")
@@ -163,25 +132,22 @@ PATHS = ("/", "/runs/r-0000", "/compare?run=r-0000&run=r-0001", "/runs/r-0000/au
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_everybody_can_read_and_use_the_pages(chromium: Browser, server: Server, scheme: Any) -> None:
     """Axe finds nothing serious; it has to run its script, which the pages themselves forbid."""
-    tab = Tab(chromium, server, color_scheme=scheme, bypass_csp=True)
+    tab = Tab(chromium, server.url, color_scheme=scheme, bypass_csp=True)
     for path in PATHS:
         tab.page.goto(path)
         expect(tab.page.locator("[data-working]")).to_have_count(0)
         if tab.page.locator("figure .plot").count():
             expect(tab.page.locator("figure .scatterlayer").first).to_be_visible()
-        found = Axe().run(tab.page).response["violations"]
-        serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
-        assert serious == [], path
-    tab.context.close()
+        assert tab.faults() == [], path
+    tab.close()
 
 
 def test_pages_fit_a_narrow_screen(chromium: Browser, server: Server) -> None:
-    tab = Tab(chromium, server, viewport={"width": 360, "height": 780})
+    tab = Tab(chromium, server.url, viewport={"width": 360, "height": 780})
     for path in PATHS:
         tab.page.goto(path)
-        width = tab.page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 360, (path, width)
-    tab.context.close()
+        assert tab.overflow() <= 0, path
+    tab.close()
 
 
 def test_a_theme_that_was_chosen_stays(tab: Tab) -> None:

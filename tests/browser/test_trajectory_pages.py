@@ -5,29 +5,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 from helpers.branching_run import record, write_byte_tokenizer
-from helpers.browser import ADVICE, ARGUMENTS, browser
 from helpers.dashboard_server import Server
 from helpers.synthetic_store import fill
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from helpers.tab import Tab
+from playwright.sync_api import Browser, Page, expect
 
 from art_core.store import Store
 from art_core.store.browse import TrajectoryFilter, list_trajectories
 from art_core.types import Trajectory
 
 OVERVIEWS = ("/trajectories", "/groups", "/groups?run_id=r-0001&policy_number=3")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    found = browser()
-    if found is None:
-        pytest.skip(ADVICE)
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=list(ARGUMENTS))
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +43,11 @@ def rollout(store: Store) -> Trajectory:
     )
 
 
-def opened(chromium: Browser, server: Server, complaints: list[str], **options: Any) -> Page:
-    context = chromium.new_context(base_url=server.url, **options)
-    page = context.new_page()
-    page.set_default_timeout(15_000)
-    page.on("console", lambda m: m.type in ("error", "warning") and complaints.append(m.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda r: r.url.startswith((server.url, "data:")) or complaints.append(r.url))
-    return page
-
-
 @pytest.fixture
 def page(chromium: Browser, server: Server) -> Iterator[Page]:
-    complaints: list[str] = []
-    made = opened(chromium, server, complaints, viewport={"width": 1280, "height": 900})
-    yield made
-    made.context.close()
-    assert complaints == []
+    tab = Tab(chromium, server.url)
+    yield tab.page
+    assert tab.close() == []
 
 
 def test_from_a_list_to_a_rollout_and_on_to_its_neighbours(page: Page) -> None:
@@ -181,26 +157,20 @@ def test_everybody_can_read_and_use_the_pages(
     chromium: Browser, server: Server, rollout: Trajectory, scheme: Any
 ) -> None:
     """Axe finds nothing serious; it has to run its script, which the pages themselves forbid."""
-    complaints: list[str] = []
-    page = opened(chromium, server, complaints, color_scheme=scheme, bypass_csp=True)
+    tab = Tab(chromium, server.url, color_scheme=scheme, bypass_csp=True)
+    page = tab.page
     for path in paths(rollout):
         page.goto(path)
         for summary in page.locator(".token-view summary").all()[:1]:
             summary.click()
             expect(page.locator(".tokens").first).to_be_visible()
-        found = Axe().run(page).response["violations"]
-        serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
-        assert serious == [], path
-    page.context.close()
-    assert complaints == []
+        assert tab.faults() == [], path
+    assert tab.close() == []
 
 
 def test_pages_fit_a_narrow_screen(chromium: Browser, server: Server, rollout: Trajectory) -> None:
-    complaints: list[str] = []
-    page = opened(chromium, server, complaints, viewport={"width": 360, "height": 780})
+    tab = Tab(chromium, server.url, viewport={"width": 360, "height": 780})
     for path in paths(rollout):
-        page.goto(path)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= 360, (path, width)
-    page.context.close()
-    assert complaints == []
+        tab.page.goto(path)
+        assert tab.overflow() <= 0, path
+    assert tab.close() == []
