@@ -10,7 +10,7 @@ from helpers.trajectories import a_step, a_trajectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
+from art_core.errors import ConfigError, UnknownTrajectoryError
 from art_core.store import Store
 from art_core.store.browse import (
     Page,
@@ -145,7 +145,7 @@ def test_the_next_page_goes_on_where_the_last_one_ended_whatever_was_recorded_me
 
 @pytest.mark.parametrize("after", ["", "x", "1~2~3", "nan~x", "0.5"])
 def test_a_page_that_there_is_not_is_refused(store: Store, after: str) -> None:
-    with pytest.raises(StoreError, match="begin at the first"):
+    with pytest.raises(ConfigError, match="begin at the first"):
         list_trajectories(store, TrajectoryFilter(order="best"), after=after)
 
 
