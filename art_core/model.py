@@ -70,28 +70,35 @@ class TrainableModel:
         """Load the model on a backend and serve it; see `aregister`."""
         run_sync(lambda: self.aregister(backend))
 
-    async def aclose(self) -> None:
-        """Stop serving. Trajectories still open stay in the store as running."""
+    async def aclose(self, failure: BaseException | None = None) -> None:
+        """Stop serving. Trajectories still open stay in the store as running.
+
+        The record says how the run ended: finished; stopped, when a guardrail had stopped training and it was
+        not resumed, or on Ctrl-C; or failed. ``with`` and ``async with`` hand over what was raised in them.
+
+        Args:
+            failure: what ended the run before its time, if something did.
+        """
         registration, self._registration = self._registration, None
         if registration is not None:
             await self.chat.aclose()
-            await registration.aclose()
+            await registration.aclose(failure)
 
-    def close(self) -> None:
+    def close(self, failure: BaseException | None = None) -> None:
         """Stop serving; see `aclose`."""
-        run_sync(self.aclose)
+        run_sync(lambda: self.aclose(failure))
 
     def __enter__(self) -> "TrainableModel":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, failure: BaseException | None, *__: object) -> None:
+        self.close(failure)
 
     async def __aenter__(self) -> "TrainableModel":
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
+    async def __aexit__(self, _: object, failure: BaseException | None, *__: object) -> None:
+        await self.aclose(failure)
 
     # -- endpoint: what chat models need -----------------------------------------------------------
 

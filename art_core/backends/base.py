@@ -120,8 +120,12 @@ class Registration(Protocol):
         """Write the adapter in training as a PEFT directory."""
         ...
 
-    async def aclose(self) -> None:
-        """Stop serving; what was trained is on disk."""
+    async def aclose(self, failure: BaseException | None = None) -> None:
+        """Stop serving; what was trained is on disk.
+
+        Args:
+            failure: what ended the run before its time, if something did; the record then says so.
+        """
         ...
 
 

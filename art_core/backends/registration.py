@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.backends.base import LastUpdate
+from art_core.backends.ending import in_words as failure_in_words
+from art_core.backends.ending import state_at_the_end
 from art_core.backends.feed import Feed
 from art_core.backends.reward_watch import RewardWatch, must_stop
 from art_core.backends.serving import Serving, write_base_adapter
 from art_core.config import RetentionConfig, TrainableModelConfig
-from art_core.errors import CheckpointError, ConfigError
+from art_core.errors import CheckpointError, ConfigError, TrainingStoppedError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.engine import Engine, EngineEvent, Eventful
 from art_core.inference.gateway import Gateway
@@ -85,6 +87,7 @@ class LocalRegistration:
         )
         self._feed = Feed(seed=config.seed)
         self._watch = RewardWatch()
+        self._stopped = False
         self._board = KnobBoard(directory.parent, config.train_config)
         self._training = asyncio.Lock()
         self._monitor = ServingMonitor(())
@@ -228,13 +231,16 @@ class LocalRegistration:
         self._log.complete(update.report, update.version.number)
         self.store.add_version(update.version, adapter, run_id=self._run)
 
-    async def aclose(self) -> None:
-        """Stop serving and close the record."""
+    async def aclose(self, failure: BaseException | None = None) -> None:
+        """Stop serving and close the record, which says how the run ended; see `Registration.aclose`."""
+        state = state_at_the_end(failure, stopped=self._stopped)
+        if failure is not None and state is RunState.FAILED:
+            self.store.add_event(self._run, "run_failed", failure_in_words(failure))
         await asyncio.to_thread(self._monitor.close)
         await self.engine.close()
         await asyncio.to_thread(self._trainer.close)
-        await asyncio.to_thread(self._log.close, RunState.FINISHED)
-        self.store.end_run(self._run, RunState.FINISHED)
+        await asyncio.to_thread(self._log.close, state)
+        self.store.end_run(self._run, state)
         self.store.close()
 
     # -- learning ----------------------------------------------------------------------------------
@@ -300,8 +306,12 @@ class LocalRegistration:
                 trained_to = time.time()
                 for event in report.events:
                     self.store.add_event(self._run, event.kind, event.message, asdict(event))
+                    self._stopped = self._stopped or event.kind == "training_stopped"
                 ids = tuple(g.id for g in groups)
                 adapter = await self._publish(ids, report) if report.updated else None
+            except TrainingStoppedError:
+                self._stopped = True  # also when it was an earlier process that stopped
+                raise
             finally:
                 if not self._apart:
                     await self.engine.resume()
@@ -369,6 +379,7 @@ class LocalRegistration:
         """Train on after a guardrail's stop; see `TrainableModel.aresume_training`."""
         async with self._training:
             await asyncio.to_thread(self._trainer.resume)
+            self._stopped = False
             self.store.add_event(self._run, "training_resumed", "training goes on after a stop", {})
 
     async def asave_adapter(self, directory: Path) -> None:

@@ -16,6 +16,7 @@ MOST_SHOWN = 500
 """Events on a page; the newest."""
 
 _TONES = {
+    "run_failed": "bad",
     "training_stopped": "bad",
     "engine_failed": "bad",
     "version_lost": "bad",
