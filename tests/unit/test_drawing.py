@@ -183,6 +183,16 @@ def test_a_known_shape_says_which_nodes_were_passed_without_a_record() -> None:
     assert walked(trajectory, shape)["agent to never"] == ()
 
 
+def test_a_drawing_is_wide_enough_for_the_labels_of_lines_that_lead_back() -> None:
+    steps = [call(number, f"player:{number}", number) for number in range(1, 8)]
+    trajectory = way(*steps)
+    drawing = draw(trajectory, visits_of(trajectory), None)
+    assert drawing is not None
+    [loop] = [edge for edge in drawing.edges if edge.back]
+    assert loop.label == "2,3,4…"
+    assert drawing.width >= loop.x + 4 + 6 * len(loop.label)
+
+
 def test_a_rollout_that_failed_did_not_reach_the_end() -> None:
     failed = way(call(0, "a:1", 1), status=RolloutStatus.FAILED, reward=None)
     assert "a to end" not in walked(failed)

@@ -263,6 +263,8 @@ class _Painter:
 
     def drawing(self) -> Drawing:
         width, height = self._paint((), 4.0, 4.0)
+        # A line that leads back may run at the very edge, and its label beyond it.
+        width = max([width, *(edge.x + len(edge.label) * _DIGIT for edge in self._edges if edge.back)])
         return Drawing(width + 8, height + 8, tuple(self._nodes), tuple(self._edges), self._described())
 
     def _size(self, node: Path) -> tuple[float, float]:

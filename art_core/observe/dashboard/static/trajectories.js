@@ -166,6 +166,7 @@
       if (list) {
         const item = document.createElement("li");
         item.textContent = said.said;
+        list.querySelector("[data-none]")?.remove();
         list.prepend(item);
       }
     } catch (error) {
