@@ -1,6 +1,5 @@
 """Pages of a large project: 200 runs, 100,000 rollouts, and one of 60,000 tokens."""
 
-import os
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.dashboard_server import Server
 from helpers.synthetic_store import fill
-from helpers.tab import Tab
+from helpers.tab import Tab, busyness
 from playwright.sync_api import Browser, expect
 
 from art_core.store import Store
@@ -18,12 +17,6 @@ LIMIT_MS = 1000.0
 """Most time to first content on a quiet machine."""
 
 NEWEST_FIRST = ["r-0199", "r-0198"]
-
-
-def allowed() -> float:
-    """The limit on this machine as busy as it is: other processes take their share of the cores."""
-    waiting = os.getloadavg()[0] / (os.cpu_count() or 1)
-    return LIMIT_MS * max(1.0, 2 * waiting)
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_every_page_shows_something_within_a_second(
     chromium: Browser, server: Server, screenshots: Path
 ) -> None:
-    """Median of three visits, each by a new profile, up to a limit that grows with how busy the machine is.
+    """Median of three visits, each by a new profile. Twice the limit, times how busy the machine is, passes here:
 
-    `benchmarks/dashboard.py` says what a quiet machine takes.
+    other tests run beside this one, and `benchmarks/dashboard.py` says what a quiet machine takes.
     """
     slow: dict[str, list[float]] = {}
     for name, path in PAGES.items():
@@ -55,7 +48,7 @@ def test_every_page_shows_something_within_a_second(
             assert tab.close() == [], name
             if visit == 0 and times[0] <= LIMIT_MS / 2:
                 break  # two more would not change the verdict
-        if statistics.median(times) > allowed():
+        if statistics.median(times) > LIMIT_MS * 2 * busyness():
             slow[name] = times
     assert not slow
 

@@ -1,5 +1,6 @@
 """A page in a real browser; it notices complaints, requests elsewhere, and scripts that were refused."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,11 @@ _PAINTED = """() => new Promise((resolve) => {
     };
     look();
 })"""
+
+
+def busyness() -> float:
+    """How much longer things take than on a quiet machine: processes that want a core, for each core; 1 or more."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 class Tab:
