@@ -196,14 +196,15 @@ def status(
             "confirmed": due.unchanged,
             "to_send": due.left,
             "running": due.running,
-            "last_confirmed": None if last is None else datetime.fromtimestamp(last, UTC).isoformat(),
+            "last_confirmed": last,
             "ledger": str(ledger.path),
         }
     if as_json:
         show_json(found)
     else:
+        found["last_confirmed"] = "never" if last is None else datetime.fromtimestamp(last, UTC).isoformat()
         for what, value in found.items():
-            show(f"{what.replace('_', ' '):<15} {'never' if value is None else value}")
+            show(f"{what.replace('_', ' '):<15} {value}")
     raise typer.Exit(ExitCode.FINDING if due.left else ExitCode.OK)
 
 

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 import time
@@ -58,6 +59,22 @@ def test_export_tells_what_was_confirmed_and_status_what_is_left(
     after = run("status", "--json")
     assert (after["confirmed"], after["to_send"]) == (1, 0)
     assert "1 unchanged" in run("export")
+
+
+def test_the_documents_have_the_keys_that_the_page_names(
+    server: LangfuseServer, run: Callable[..., Any], tmp_path: Path
+) -> None:
+    with Store.open("p", tmp_path) as store:
+        store.save_trajectory(a_trajectory("t-1"))
+    page = (Path(__file__).parents[2] / "docs/langfuse.md").read_text()
+    rows = re.findall(r"^\| `(status|export|import)` \| (.*?) \|", page, re.MULTILINE)
+    named = {command: re.findall(r"`(\w+)`", keys) for command, keys in rows}
+    assert named == {
+        "status": list(run("status", "--json", code=1)),
+        "export": list(run("export", "--json")),
+        "import": list(run("import", "--json")),
+    }
+    assert isinstance(run("status", "--json")["last_confirmed"], float)
 
 
 def test_what_was_refused_is_named_and_ends_with_one(
