@@ -203,6 +203,8 @@ def server_arguments(
         *("--max-num-seqs", str(config.max_batch)),
         # Sampling defaults are OpenAI's, not the model's: temperature 1, top_p 1, no top_k.
         *("--generation-config", "vllm"),
+        # Log-probabilities are of what was sampled from, temperature included, as the trainer computes them.
+        *("--logprobs-mode", "processed_logprobs"),
         "--disable-uvicorn-access-log",
     ]
     if config.publish == "adapter":

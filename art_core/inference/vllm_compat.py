@@ -15,6 +15,10 @@ Read in the sources of 0.24, 0.26, 0.27 and 0.29 to 0.33, and tested against the
 - Waking up ends a pause by itself in all of them. So clients are held on our side until canaries were read.
 - Full weights are read in place by ``reload_weights`` in all of them; with adapters switched on it fails in
   older ones. So a server of merged weights has none.
+- Log-probabilities are the model's own by default, before temperature, penalties, biases and cuts. With
+  ``--logprobs-mode processed_logprobs`` they are those of the distribution that was sampled from; of greedy
+  tokens those at temperature 1, since a temperature of 0 switches cuts off and divides by nothing. The masks
+  of structured outputs are in both kinds. Read and tested in 0.32.
 - Parsers have more names in newer versions; `art_core.inference.model_families` has those that all know.
 - Names of the base model lie in one list in all of them, the ``base_model_paths`` of the application state's
   ``openai_serving_models``.

@@ -139,6 +139,14 @@ _CATALOGUE = (
         "null_logprobs", "tokens", "Trained tokens whose probability the server did not tell.", "0", DATA,
     ),
     (
+        "steps_greedy", "count", "Steps sampled at temperature 0: no draws from a distribution.",
+        "0; sample above 0 where you collect", DATA,
+    ),
+    (
+        "steps_reshaped", "count", "Steps sampled with top_p, top_k, min_p, penalties or logit_bias, which "
+        "the policy in training knows nothing of.", "0; leave those settings out where you collect", DATA,
+    ),
+    (
         "staleness_mean", "versions", "How many versions behind the policy the rollouts were sampled, on "
         "average.", "0 when gathering and training take turns, about 1 when they overlap", DATA,
     ),

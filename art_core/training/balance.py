@@ -152,6 +152,6 @@ def padding(tree: TokenTree) -> TokenTree:
         parent=np.array([-1, 0]),
         depth=np.array([0, 1]),
         exit=np.array([2, 2]),
-        entries=Entries(np.array([1]), one, one, one, np.array([0]), np.array([0])),
+        entries=Entries(np.array([1]), one, one, one, np.array([0]), np.array([0]), np.ones(1)),
         tokens_total=2,
     )

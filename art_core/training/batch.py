@@ -4,10 +4,12 @@ Invariant: the result depends on what the groups hold and on the seed, not on th
 groups, trajectories or steps were given; whatever is not trained is counted.
 """
 
+import logging
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,9 +19,19 @@ from art_core.errors import NothingToTrainError
 from art_core.selection import Train
 from art_core.training.advantages import step_advantages
 from art_core.training.losses import token_weights
-from art_core.training.samples import Sample, canonical, fit, fork_rate, trajectory_samples
+from art_core.training.samples import (
+    Sample,
+    canonical,
+    fit,
+    fork_rate,
+    is_greedy,
+    is_reshaped,
+    trajectory_samples,
+)
 from art_core.training.token_tree import TokenTree, build_tree
 from art_core.types import Trajectory, TrajectoryGroup
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,7 @@ def prepare(
     left_out: Counter[str] = Counter()
     trained: list[tuple[list[Sample], list[Sample]]] = []
     trainable_steps = without_spread = 0
+    sampling: list[Mapping[str, Any]] = []
     longest = min((n for n in (config.max_sample_tokens, context_length) if n is not None), default=None)
     for group in groups:
         advantages = step_advantages(
@@ -122,6 +135,8 @@ def prepare(
             own, too_long = fit(own, longest, config.overlong)
             left_out += skipped + too_long
             trainable_steps += len(own)
+            known = {s.id: s.sampling for s in trajectory.steps}
+            sampling += [known[s.step] for s in own]
             samples += own
         if not advantages:
             without_spread += 1
@@ -146,6 +161,7 @@ def prepare(
         "trajectories_unscored": float(sum(not t.failed and not _rewards(t) for t in everyone)),
         "steps_left_out": float(left_out.total()),
         "steps_truncated": float(sum(s.finish_reason == "length" for t in everyone for s in t.steps)),
+        **sampling_metrics(sampling),
         **tree_metrics(minibatches, [s for g, _ in trained for s in g]),
     }
     return Batch(minibatches, metrics, left_out)
@@ -181,7 +197,8 @@ def _best(group: TrajectoryGroup, samples: Sequence[Sample], count: int) -> list
     mean = math.fsum(worth.values()) / len(worth)
     above = [(r, canonical(own)) for r, own in by_rollout.items() if worth[r] > mean]
     above.sort(key=lambda rollout: (-worth[rollout[0]], [s.ids for s in rollout[1]]))
-    return [s for _, own in above[:count] for s in own]
+    # To imitate is to learn the answer, however it was sampled: at temperature 1, as in fine-tuning.
+    return [replace(s, temperature=1.0) for _, own in above[:count] for s in own]
 
 
 def _rewards(trajectory: Trajectory) -> list[float]:
@@ -191,6 +208,42 @@ def _rewards(trajectory: Trajectory) -> list[float]:
     if trajectory.reward is not None:
         return [trajectory.reward]
     return [*trajectory.step_rewards.values(), *trajectory.node_rewards.values()]
+
+
+def sampling_metrics(sampling: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """How many steps were sampled in a way that the trainer's policy is not; says so once.
+
+    Args:
+        sampling: of each step that can be trained.
+    """
+    greedy = sum(map(is_greedy, sampling))
+    reshaped = sum(map(is_reshaped, sampling))
+    if greedy:
+        _say_once(
+            "%d of %d steps were sampled at temperature 0: they are no draws from a distribution, explore "
+            "nothing, and are trained as if at temperature 1; sample them at a temperature above 0, or leave "
+            "them out with train=Nodes(...)",
+            greedy,
+            len(sampling),
+        )
+    if reshaped:
+        _say_once(
+            "%d of %d steps were sampled with top_p, top_k, min_p, penalties or logit_bias, which the "
+            "policy in training knows nothing of: it is softmax(logits / temperature), and the importance "
+            "weights alone make up for the difference; leave those settings out where you collect",
+            reshaped,
+            len(sampling),
+        )
+    return {"steps_greedy": float(greedy), "steps_reshaped": float(reshaped)}
+
+
+_said: set[str] = set()
+
+
+def _say_once(message: str, *numbers: int) -> None:
+    if message not in _said:
+        _said.add(message)
+        logger.warning(message, *numbers)
 
 
 def tree_metrics(minibatches: Sequence[Minibatch], samples: Sequence[Sample]) -> dict[str, float]:

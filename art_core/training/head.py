@@ -8,6 +8,8 @@ With p = softmax(logits), l = log p[token] and H the entropy:
 
     dl / dlogits = onehot(token) - p          dH / dlogits = -p (log p + H)
 
+At a temperature T, p = softmax(logits / T), and both are divided by T once more.
+
 Products run in the head's type, everything else in float32. On CUDA the two passes over logits are compiled.
 """
 
@@ -28,7 +30,13 @@ def rows_at_a_time(vocabulary: int, device: torch.device) -> int:
 
 
 def frozen_head_logprobs(
-    hidden: Tensor, weight: Tensor, rows: Tensor, tokens: Tensor, *, chunk: int | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of chosen tokens, and entropies, both with a gradient for the hidden states.
 
@@ -38,6 +46,7 @@ def frozen_head_logprobs(
         rows: which row each target is read at, ascending; better in the host's memory, since where chunks
             begin is decided there  [targets].
         tokens: [targets].
+        temperature: what each row's logits are divided by, in float32; None: nothing  [rows].
         chunk: rows whose logits exist at the same time; None: `rows_at_a_time`.
 
     Returns:
@@ -49,7 +58,7 @@ def frozen_head_logprobs(
     edges = torch.arange(0, count + 1, device=rows.device) * size
     bounds = torch.searchsorted(rows, edges).tolist()
     at = rows.to(hidden.device, non_blocking=True)
-    return _FrozenHead.apply(hidden, weight, at, tokens, size, list(pairwise(bounds)))
+    return _FrozenHead.apply(hidden, weight, at, tokens, temperature, size, list(pairwise(bounds)))
 
 
 def _statistics(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,6 +87,14 @@ def _logit_gradients(
     return gradient.to(logits.dtype)
 
 
+def _logits(part: Tensor, weight: Tensor, temperature: Tensor | None, start: int) -> Tensor:
+    """Logits of one chunk of rows, the first of them number ``start``  [rows, vocabulary]."""
+    logits = part @ weight.t()
+    if temperature is None:
+        return logits
+    return logits.float() / temperature[start : start + len(part), None]
+
+
 _compiled: dict[str, Any] = {}
 
 
@@ -95,6 +112,7 @@ class _FrozenHead(torch.autograd.Function):
         weight: Tensor,
         rows: Tensor,
         tokens: Tensor,
+        temperature: Tensor | None,
         size: int,
         bounds: list[tuple[int, int]],
     ) -> tuple[Tensor, Tensor]:
@@ -103,27 +121,30 @@ class _FrozenHead(torch.autograd.Function):
         entropies: list[Tensor] = []
         chosen: list[Tensor] = []
         for i, (part, (start, end)) in enumerate(zip(hidden.split(size), bounds, strict=True)):
-            logits = part @ weight.t()
+            logits = _logits(part, weight, temperature, i * size)
             total, entropy = statistics(logits)
             totals.append(total)
             entropies.append(entropy)
             chosen.append(logits[rows[start:end] - i * size, tokens[start:end]].float())
         total, entropy = torch.cat(totals), torch.cat(entropies)
-        ctx.save_for_backward(hidden, weight, rows, tokens, total, entropy)
+        ctx.save_for_backward(hidden, weight, rows, tokens, temperature, total, entropy)
         ctx.size, ctx.bounds = size, bounds
         return torch.cat(chosen) - total[rows], entropy
 
     @staticmethod
     def backward(ctx: Any, by_logprob: Tensor, by_entropy: Tensor) -> Any:  # type: ignore[override]
-        hidden, weight, rows, tokens, total, entropy = ctx.saved_tensors
+        hidden, weight, rows, tokens, temperature, total, entropy = ctx.saved_tensors
         gradients = _maybe_compiled(_logit_gradients, hidden.device)
         by_row = torch.zeros_like(total).index_add_(0, rows, by_logprob)
         size = ctx.size
         found: list[Tensor] = []
         for i, (part, (start, end)) in enumerate(zip(hidden.split(size), ctx.bounds, strict=True)):
             own = slice(i * size, i * size + len(part))
-            gradient = gradients(part @ weight.t(), total[own], entropy[own], by_row[own], by_entropy[own])
+            logits = _logits(part, weight, temperature, i * size)
+            gradient = gradients(logits, total[own], entropy[own], by_row[own], by_entropy[own])
             places = rows[start:end] - i * size, tokens[start:end]
             gradient.index_put_(places, by_logprob[start:end].to(gradient.dtype), accumulate=True)
+            if temperature is not None:
+                gradient = (gradient / temperature[own, None]).to(weight.dtype)
             found.append(gradient @ weight)
-        return torch.cat(found), None, None, None, None, None
+        return torch.cat(found), None, None, None, None, None, None

@@ -5,6 +5,10 @@ the backward pass computes a chunk's logits again.
 
 The log-probability of a node is read at its parent's hidden state. Nodes are computed once, however
 many entries they carry (on the path ``tree``; see `layout`); siblings share their parent's logits.
+
+Each entry is a draw from softmax(logits / temperature) of its own temperature. Entries of one node and
+several temperatures are several targets, and a parent has one row of logits for each temperature that it is
+read at. At temperature 1 nothing is divided.
 """
 
 from collections.abc import Callable
@@ -56,20 +60,29 @@ def entry_logprobs(
     """
     device = policy.device
     check_length(policy, tree)
-    targets, entry_target = np.unique(tree.entries.node, return_inverse=True)
-    layout = lay_out(tree, targets, policy.path)
-    places, target_row = np.unique(layout.places, return_inverse=True)
+    heats, entry_heat = np.unique(tree.entries.temperature, return_inverse=True)
+    # A target is a node at a temperature, a row a place at a temperature; each is one number here.
+    targets, entry_target = np.unique(tree.entries.node * len(heats) + entry_heat, return_inverse=True)
+    nodes, heat = np.divmod(targets, len(heats))
+    layout = lay_out(tree, nodes, policy.path)
+    rows_at, target_row = np.unique(layout.places * len(heats) + heat, return_inverse=True)
+    places, row_heat = np.divmod(rows_at, len(heats))
     # Sorted by row, so that each chunk of rows owns a slice of the targets.
     order = np.argsort(target_row, kind="stable")
     back = np.empty_like(order)
     back[order] = np.arange(len(order))
     # All indices go to the device first: a copy that follows the model's pass would wait for it.
-    columns = (places, tree.token_ids[targets][order], back[entry_target], target_row[entry_target])
+    columns = (places, tree.token_ids[nodes][order], back[entry_target], target_row[entry_target])
     at, tokens, own_target, own_row = (torch.from_numpy(c).to(device) for c in columns)
     read_at = torch.from_numpy(target_row[order])
+    temperature = None
+    if (heats != 1).any():
+        temperature = torch.from_numpy(heats[row_heat]).to(device, torch.float32)
     rows = policy.states(layout)[at]
     if policy.head_weight is not None:
-        logprob, entropy = frozen_head_logprobs(rows, policy.head_weight, read_at, tokens, chunk=chunk)
+        logprob, entropy = frozen_head_logprobs(
+            rows, policy.head_weight, read_at, tokens, temperature=temperature, chunk=chunk
+        )
         entropy = entropy if entropy_gradient else entropy.detach()
     else:
         logprob, entropy = target_logprobs(
@@ -77,6 +90,7 @@ def entry_logprobs(
             rows,
             read_at.to(device),
             tokens,
+            temperature=temperature,
             entropy_gradient=entropy_gradient,
             chunk=chunk or CHUNK,
         )
@@ -103,6 +117,7 @@ def target_logprobs(
     rows: Tensor,
     tokens: Tensor,
     *,
+    temperature: Tensor | None = None,
     entropy_gradient: bool = False,
     chunk: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
@@ -116,6 +131,7 @@ def target_logprobs(
         hidden: [rows, width].
         rows: which row each target is read at, ascending  [targets].
         tokens: [targets].
+        temperature: what each row's logits are divided by; None: nothing  [rows].
         entropy_gradient: give the entropies a gradient, too.
         chunk: rows whose logits exist at the same time.
 
@@ -123,7 +139,7 @@ def target_logprobs(
         Log-probabilities [targets], with gradient; entropies [rows], without unless asked for.
     """
     if len(hidden) <= chunk:  # one chunk: its logits are kept, which saves computing them again
-        return _chunk_logprobs(head, hidden, rows, tokens, entropy_gradient)
+        return _chunk_logprobs(head, hidden, rows, tokens, temperature, entropy_gradient)
     logprobs: list[Tensor] = []
     entropies: list[Tensor] = []
     edges = torch.arange(0, len(hidden) + chunk, chunk, device=rows.device)
@@ -136,6 +152,7 @@ def target_logprobs(
             part,
             rows[start:end] - i * chunk,
             tokens[start:end],
+            None if temperature is None else temperature[i * chunk : (i + 1) * chunk],
             entropy_gradient,
             use_reentrant=False,
         )
@@ -145,9 +162,16 @@ def target_logprobs(
 
 
 def _chunk_logprobs(
-    head: Callable[[Tensor], Tensor], hidden: Tensor, rows: Tensor, tokens: Tensor, entropy_gradient: bool
+    head: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    rows: Tensor,
+    tokens: Tensor,
+    temperature: Tensor | None,
+    entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden).float()
+    if temperature is not None:
+        logits = logits / temperature[:, None]
     total = torch.logsumexp(logits, dim=-1)
     if entropy_gradient:
         entropy = _entropy(logits, total)

@@ -25,7 +25,8 @@ class TrainReport:
             ``entries`` (tokens trained), ``tree_nodes`` (tokens when each is computed once),
             ``tokens_total`` (tokens as rows), ``unique_share`` (nodes per token), ``fork_rate`` (rows
             that a trajectory needs beyond its first), ``null_logprobs``, ``steps_truncated`` (answers that
-            ``max_tokens`` cut off).
+            ``max_tokens`` cut off), ``steps_greedy`` and ``steps_reshaped`` (sampled at temperature 0, and
+            with cuts, penalties or biases: not as the policy in training would).
 
             Of the updates, as means over their entries: ``kl_old_new`` (nats, from the policy that
             sampled to the one before the update), ``kl_base`` (nats; when it is part of the loss),
@@ -77,6 +78,8 @@ _SUMS = (
     "trajectories_unscored",
     "steps_left_out",
     "steps_truncated",
+    "steps_greedy",
+    "steps_reshaped",
     "entries",
     "tree_nodes",
     "tokens_total",

@@ -7,11 +7,12 @@ Trajectories become samples here; a `token_tree.TokenTree` is built of samples a
 trajectories.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from art_core.errors import ConfigError
 from art_core.selection import Train, choose
@@ -41,10 +42,11 @@ class Sample:
         advantage: how much better than its group's baseline the rollout was.
         step: id of the step that it comes from.
         rollout: id of the trajectory that it comes from.
+        temperature: the policy is softmax(logits / temperature), here and in `logprobs`; above 0.
 
     Raises:
         ValueError: the prompt is empty (nothing could predict the first token), the completion is
-            empty, or the lengths differ.
+            empty, the lengths differ, or the temperature is not above 0.
     """
 
     prompt: tuple[int, ...]
@@ -53,6 +55,7 @@ class Sample:
     advantage: float
     step: str
     rollout: str
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.prompt or not self.completion:
@@ -61,6 +64,8 @@ class Sample:
             raise ValueError(
                 f"sample of step {self.step}: {len(self.completion)} ids but {len(self.logprobs)} logprobs"
             )
+        if not 0 < self.temperature < math.inf:
+            raise ValueError(f"sample of step {self.step}: temperature {self.temperature} is not above 0")
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -80,7 +85,8 @@ def trajectory_samples(
 
     Args:
         trajectory: a rollout.
-        advantages: by step id; steps without one are left out. None: all are 1, to imitate them.
+        advantages: by step id; steps without one are left out. None: all are 1, to imitate them, which
+            has nothing to do with how they were sampled: all temperatures are 1, too.
         train: the user's choice among its steps; None: every one that can be trained.
         include_superseded: also train attempts that a later one replaced.
         mask_truncated: leave out answers that ``max_tokens`` cut off (overlong filtering; DAPO,
@@ -101,10 +107,67 @@ def trajectory_samples(
             left_out[TRUNCATED] += 1
             continue
         tokens = step.tokens
+        temperature = 1.0 if advantages is None else trained_temperature(step.sampling)
         samples.append(
-            Sample(tokens.prompt, tokens.completion, tokens.logprobs, advantage, step.id, trajectory.id)
+            Sample(
+                tokens.prompt,
+                tokens.completion,
+                tokens.logprobs,
+                advantage,
+                step.id,
+                trajectory.id,
+                temperature,
+            )
         )
     return samples, left_out
+
+
+def trained_temperature(sampling: Mapping[str, Any]) -> float:
+    """The temperature at which a step's policy is computed: the one that it was sampled at.
+
+    A greedy step (`is_greedy`) was drawn from no softmax; it is trained at 1, the temperature at which
+    servers report its log-probabilities.
+
+    Args:
+        sampling: the step's; a request that names no temperature is sampled at 1.
+    """
+    return 1.0 if is_greedy(sampling) else _number(sampling, "temperature", 1.0)
+
+
+def is_greedy(sampling: Mapping[str, Any]) -> bool:
+    """Whether a step took the likeliest tokens; servers do so below a temperature of `GREEDY`."""
+    return _number(sampling, "temperature", 1.0) < GREEDY
+
+
+def is_reshaped(sampling: Mapping[str, Any]) -> bool:
+    """Whether a step was drawn from something else than softmax(logits / temperature).
+
+    So it is with cuts (``top_p``, ``top_k``, ``min_p``), penalties and biases. A greedy step isn't drawn.
+    """
+    if is_greedy(sampling):
+        return False
+    if sampling.get("logit_bias"):
+        return True
+    return any(_number(sampling, name, same[0]) not in same for name, same in _NEUTRAL.items())
+
+
+GREEDY = 1e-5
+"""Temperatures below this are 0 to vLLM (0.24 to 0.33)."""
+
+# What changes nothing: of top_k, every number that is not above 0.
+_NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0.0, -1.0),
+    "min_p": (0.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+}
+
+
+def _number(sampling: Mapping[str, Any], name: str, default: float) -> float:
+    value = sampling.get(name)
+    return default if value is None else float(value)
 
 
 def fit(
@@ -151,9 +214,9 @@ def canonical(samples: Iterable[Sample]) -> list[Sample]:
     are random, and samples equal in everything else are interchangeable.
     """
 
-    def key(s: Sample) -> tuple[tuple[int, ...], int, float, tuple[float, ...], str]:
+    def key(s: Sample) -> tuple[tuple[int, ...], int, float, tuple[float, ...], float, str]:
         known = tuple(1.0 if p is None else p for p in s.logprobs)
-        return s.ids, len(s.prompt), s.advantage, known, s.step
+        return s.ids, len(s.prompt), s.advantage, known, s.temperature, s.step
 
     return sorted(samples, key=key)
 

@@ -41,6 +41,7 @@ class Entries:
         weight: factor of its loss in the sum  [entries].
         step: number of its step, counted over the whole batch  [entries].
         rollout: number of its rollout, counted over the whole batch  [entries].
+        temperature: of the softmax that it is a draw from  [entries].
     """
 
     node: Ints
@@ -49,6 +50,7 @@ class Entries:
     weight: Floats
     step: Ints
     rollout: Ints
+    temperature: Floats
 
     def __len__(self) -> int:
         return len(self.node)
@@ -62,6 +64,7 @@ class Entries:
             self.weight[chosen],
             self.step[chosen],
             self.rollout[chosen],
+            self.temperature[chosen],
         )
 
 
@@ -183,6 +186,7 @@ def _entries(ordered: Sequence[Sample], nodes: list[Ints]) -> Entries:
         weight=np.ones(len(old), dtype=np.float64),
         step=np.repeat(np.array([steps[s.step] for s in ordered], dtype=np.int64), lengths),
         rollout=np.repeat(np.array([rollouts[s.rollout] for s in ordered], dtype=np.int64), lengths),
+        temperature=np.repeat(np.array([s.temperature for s in ordered], dtype=np.float64), lengths),
     )
 
 

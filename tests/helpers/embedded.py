@@ -51,10 +51,17 @@ async def serving(
 
 
 def forward_logprobs(
-    policy: PeftPolicy, version: str, prompt: Sequence[int], completion: Sequence[int]
+    policy: PeftPolicy,
+    version: str,
+    prompt: Sequence[int],
+    completion: Sequence[int],
+    *,
+    temperature: float = 1.0,
 ) -> list[float]:
     """What the trainer's plain forward pass says of a completion's tokens."""
     with torch.no_grad(), policy.using(version):
         hidden = policy.hidden_states(input_ids=torch.tensor([[*prompt, *completion]])).last_hidden_state
-        logprobs = torch.log_softmax(policy.head(hidden[0, len(prompt) - 1 : -1]).float(), dim=-1)
+        logprobs = torch.log_softmax(
+            policy.head(hidden[0, len(prompt) - 1 : -1]).float() / temperature, dim=-1
+        )
     return [logprobs[i, token].item() for i, token in enumerate(completion)]

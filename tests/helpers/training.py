@@ -1,6 +1,7 @@
 """Samples, steps, trajectories and groups for tests of training, in one line each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -30,10 +31,11 @@ def sample(
     logprobs: Sequence[float | None] | None = None,
     step: str = "s",
     rollout: str = "r",
+    temperature: float = 1.0,
 ) -> Sample:
     """A sample; unknown log-probabilities are -1."""
     given = tuple(logprobs) if logprobs is not None else (-1.0,) * len(completion)
-    return Sample(tuple(prompt), tuple(completion), given, advantage, step, rollout)
+    return Sample(tuple(prompt), tuple(completion), given, advantage, step, rollout, temperature)
 
 
 def step(
@@ -47,6 +49,7 @@ def step(
     attempt: int = 1,
     untrainable: str | None = None,
     version: int = 0,
+    sampling: Mapping[str, Any] | None = None,
 ) -> Step:
     """A step of a version of the policy ``m``."""
     given = tuple(logprobs) if logprobs is not None else (-1.0,) * len(completion)
@@ -61,6 +64,7 @@ def step(
         policy=PolicyVersion("m", version),
         identity=StepIdentity(node=node, namespace=namespace, attempt=attempt),
         untrainable=untrainable,
+        sampling=sampling or {},
     )
 
 

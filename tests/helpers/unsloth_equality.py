@@ -30,6 +30,7 @@ TREE = build_tree(
     [
         sample(TRUNK, [5, 6, 7], step="a", rollout="a"),
         sample(TRUNK, [8, 9, 10, 11], step="b", rollout="b"),
+        sample(TRUNK, [8, 9, 12], step="d", rollout="d", temperature=0.7),
         sample([*TRUNK, 8], [22, 33], step="c", rollout="b"),
     ]
 )

@@ -39,10 +39,11 @@ def logprobs(answer: ChatCompletion, choice: int = 0) -> list[float]:
     return [entry.logprob for entry in content.content]
 
 
-def agrees_with_forward(policy: PeftPolicy, answer: ChatCompletion) -> None:
+def agrees_with_forward(policy: PeftPolicy, answer: ChatCompletion, temperature: float = 1.0) -> None:
     prompt: list[int] = answer.prompt_token_ids  # type: ignore[attr-defined]
     for choice in range(len(answer.choices)):
-        expected = forward_logprobs(policy, answer.model, prompt, tokens(answer, choice))
+        ids = tokens(answer, choice)
+        expected = forward_logprobs(policy, answer.model, prompt, ids, temperature=temperature)
         assert logprobs(answer, choice) == pytest.approx(expected, abs=1e-3)
 
 
@@ -68,11 +69,11 @@ async def test_sampled_logprobs_are_those_of_the_trainers_forward(tmp_path: Path
         shared = "you are a helpful player " * 3
         texts = [shared + "one", shared + "two three", "hello", shared + "one", "x" * 150]
         answers = await asyncio.gather(
-            *(ask(client, text, n=2, temperature=1 + i / 10) for i, text in enumerate(texts))
+            *(ask(client, text, n=2, temperature=0.7 + i / 10) for i, text in enumerate(texts))
         )
-        for answer in answers:
+        for i, answer in enumerate(answers):
             assert len(tokens(answer)) == 12
-            agrees_with_forward(policy, answer)
+            agrees_with_forward(policy, answer, temperature=0.7 + i / 10)
 
 
 async def test_an_adapters_dropout_does_not_act_when_it_is_served(tmp_path: Path) -> None:

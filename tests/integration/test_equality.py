@@ -5,6 +5,7 @@ does. The trainer lays the same answers into a tree, packed rows or padded rows,
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
@@ -125,7 +126,7 @@ def reference(policy: PeftPolicy, batch: Sequence[Sample], config: TrainConfig) 
     for s in batch:
         with policy.using(TRAINING):
             logits = policy.model(input_ids=torch.tensor([s.ids])).logits[0, len(s.prompt) - 1 : -1].float()
-        every = logits.log_softmax(-1)
+        every = (logits / s.temperature).log_softmax(-1)
         now = every[range(len(s.completion)), list(s.completion)]
         entropy = -(every.exp() * every).sum(-1)
         before = now.detach() + torch.tensor([drift(s.step, t) for t in range(len(s.completion))])
@@ -176,7 +177,27 @@ def trained(policy: PeftPolicy, batch: Sequence[Sample], config: TrainConfig, bu
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_tree_packed_and_padded_are_the_textbooks_loss_and_gradient(arch: str, loss: LossName):
     """C25"""
-    policy, batch, config = policy_of(arch), answers(), settings_of(loss)
+    every_path_is_the_textbooks(policy_of(arch), answers(), settings_of(loss))
+
+
+def heated() -> list[Sample]:
+    """The same answers, sampled at several temperatures: nodes are shared by entries of more than one."""
+    heat = {f"r{r}": t for r, t in enumerate([0.7, 1.0, 1.5, 0.7, 1.0, 1.0])}
+    return [replace(s, temperature=heat[s.rollout]) for s in answers()]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("head", ["frozen", "any"])
+def test_each_answer_is_trained_at_the_temperature_that_it_was_sampled_at(
+    head: str, loss: LossName, monkeypatch: pytest.MonkeyPatch
+):
+    """C25, with the head as one frozen matrix, and as a module that is called."""
+    if head == "any":
+        monkeypatch.setattr(PeftPolicy, "head_weight", None)
+    every_path_is_the_textbooks(policy_of("llama"), heated(), settings_of(loss))
+
+
+def every_path_is_the_textbooks(policy: PeftPolicy, batch: Sequence[Sample], config: TrainConfig) -> None:
     for parameter in policy.trainable_parameters():
         parameter.grad = None
     expected = reference(policy, batch, config)

@@ -48,18 +48,19 @@ def undecided(seed: int) -> PeftPolicy:
     return PeftPolicy(LlamaForCausalLM(shape), tiny_tokenizer(), LoRAConfig(rank=8, alpha=16), seed=seed)
 
 
-def probabilities(policy: PeftPolicy, prompt: Sequence[int]) -> torch.Tensor:
+def probabilities(policy: PeftPolicy, prompt: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
     """Of every token as the answer to a prompt."""
     with torch.no_grad(), policy.using(TRAINING):
         hidden = policy.hidden_states(input_ids=torch.tensor([prompt]), use_cache=False).last_hidden_state
-        return policy.head(hidden[0, -1]).float().softmax(-1)
+        return (policy.head(hidden[0, -1]).float() / temperature).softmax(-1)
 
 
 class Player:
     """Answers prompts as the policy would, with the log-probabilities that a server would report."""
 
-    def __init__(self, policy: PeftPolicy, seed: int) -> None:
+    def __init__(self, policy: PeftPolicy, seed: int, temperature: float = 1.0) -> None:
         self.policy = policy
+        self.temperature = temperature
         self.generator = torch.Generator().manual_seed(seed)
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
@@ -67,10 +68,11 @@ class Player:
         """A step that answers a prompt."""
         key = tuple(prompt)
         if key not in self.known:
-            self.known[key] = probabilities(self.policy, prompt)
+            self.known[key] = probabilities(self.policy, prompt, self.temperature)
         odds = self.known[key]
         token = int(torch.multinomial(odds, 1, generator=self.generator))
-        return step(name, prompt, [token], logprobs=[float(odds[token].log())], node=node)
+        logprobs, sampling = [float(odds[token].log())], {"temperature": self.temperature}
+        return step(name, prompt, [token], logprobs=logprobs, node=node, sampling=sampling)
 
 
 def said(answered) -> int:
@@ -118,13 +120,13 @@ def two_agents(player: Player) -> tuple[TrajectoryGroup, list[float]]:
     return group(*members), [sum(r[agent] for r in paid) / GAMES for agent in ("planner", "writer")]
 
 
-def solve(problem, config: TrainConfig, seed: int):
+def solve(problem, config: TrainConfig, seed: int, temperature: float = 1.0):
     """Train until the problem is solved; the first and the last scores, the policy and the last report."""
     policy = undecided(seed)
     trainer = Trainer(policy, config, seed=seed)
     first = report = None
     for _ in range(PATIENCE):
-        played, scores = problem(Player(policy, seed * PATIENCE + trainer.optimizer.updates))
+        played, scores = problem(Player(policy, seed * PATIENCE + trainer.optimizer.updates, temperature))
         first = first or scores
         if min(scores) >= SOLVED:
             break
@@ -147,6 +149,20 @@ def test_every_loss_finds_the_optimum_from_five_seeds(problem, options, loss: Lo
     config = TrainConfig(loss=loss, learning_rate=2e-2, epochs=2, **options)
     for seed in SEEDS:
         first, last, _, _ = solve(problem, config, seed)
+        assert max(first) < 0.7, "it was not solved before"
+        assert min(last) >= SOLVED, f"seed {seed}: {first} to {last}"
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.5])
+def test_the_optimum_is_found_at_the_temperature_that_is_sampled_at(temperature: float):
+    """The policy that sampled is the one that is trained: before the first update their ratio is 1."""
+    config = TrainConfig(learning_rate=2e-2)
+    policy = undecided(0)
+    metrics = Trainer(policy, config).train([bandit(Player(policy, 0, temperature))[0]]).metrics
+    assert metrics["kl_old_new"] == pytest.approx(0, abs=1e-6)
+    assert metrics["importance_max"] == pytest.approx(1, abs=1e-4)
+    for seed in SEEDS:
+        first, last, _, _ = solve(bandit, config, seed, temperature)
         assert max(first) < 0.7, "it was not solved before"
         assert min(last) >= SOLVED, f"seed {seed}: {first} to {last}"
 

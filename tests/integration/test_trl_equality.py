@@ -7,6 +7,8 @@ log-probabilities is replaced by plain torch, since there is no Triton on a CPU.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +71,17 @@ def padded(rows: Sequence[Sequence[float]], *, left: bool = False) -> Tensor:
 
 
 def plain_logprobs(
-    model: Any, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: Any
+    model: Any,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    logits_to_keep: int,
+    *,
+    temperature: float = 1.0,
+    **_: Any,
 ) -> tuple[Tensor, Tensor, None]:
     """What TRL's kernel computes, by transformers' own logits."""
     logits = model(input_ids=input_ids, attention_mask=attention_mask).logits[:, -logits_to_keep - 1 : -1]
-    every = logits.float().log_softmax(-1)
+    every = (logits.float() / temperature).log_softmax(-1)
     chosen = every.gather(-1, input_ids[:, -logits_to_keep:, None])[..., 0]
     return chosen, -(every.exp() * every).sum(-1), None
 
@@ -102,7 +110,7 @@ def trls_loss(
         train_dataset=Dataset.from_list([{"prompt": "hello"}]),
         processing_class=policy.tokenizer,
     )
-    trainer._get_per_token_logps_and_entropies = plain_logprobs
+    trainer._get_per_token_logps_and_entropies = partial(plain_logprobs, temperature=trainer.temperature)
     trainer.beta = beta
     trainer.current_gradient_accumulation_steps = 1
     trainer.model.train()
@@ -134,6 +142,14 @@ def trls_loss(
             {"loss": "grpo", "entropy_coef": 0.05},
             {"loss_type": "grpo", "entropy_coef": 0.05},
         ),
+        (
+            {"loss": "grpo", "entropy_coef": 0.05},
+            {"loss_type": "grpo", "entropy_coef": 0.05, "temperature": 0.7},
+        ),
+        (
+            {"loss": "gspo"},
+            {"loss_type": "grpo", "importance_sampling_level": "sequence", "temperature": 1.5},
+        ),
         ({"loss": "dr_grpo", "loss_length": LONGEST}, {"loss_type": "dr_grpo"}),
         ({"loss": "dapo"}, {"loss_type": "dapo"}),
         (
@@ -152,7 +168,7 @@ def trls_loss(
 def test_loss_and_gradient_are_trls(
     policy: PeftPolicy, tmp_path: Path, ours: dict[str, Any], theirs: dict[str, Any]
 ):
-    batch = answers()
+    batch = [replace(s, temperature=theirs.get("temperature", 1.0)) for s in answers()]
     config = TrainConfig(**{"clip_low": 0.2, "clip_high": 0.28, "importance_cap": None, **ours})
     tree = minibatch(batch, config.averaging, length=config.loss_length).tree
     parameters = policy.trainable_parameters()

@@ -31,12 +31,26 @@ def test_a_large_vocabulary_is_sampled_evenly_across_blocks() -> None:
     assert tokens == list(range(1000))
 
 
-def test_logprobs_are_the_models_own_whatever_the_temperature() -> None:
+def test_logprobs_are_those_at_the_temperature_that_was_sampled_at_and_at_one_when_greedy() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(0))
-    raw = torch.log_softmax(logits, dim=-1)[0]
     for temperature in (0.0, 0.5, 1.0, 2.0):
-        (sampled,) = sample(logits, [Draw(0, params(temperature=temperature), 0.7)])
-        assert sampled.logprob == pytest.approx(raw[sampled.token].item(), abs=1e-5)
+        own = torch.log_softmax(logits / (temperature or 1.0), dim=-1)[0]
+        (sampled,) = sample(logits, [Draw(0, params(temperature=temperature, top_logprobs=3), 0.7)])
+        assert sampled.logprob == pytest.approx(own[sampled.token].item(), abs=1e-5)
+        assert [p for _, p in sampled.top] == pytest.approx(own.topk(3).values.tolist(), abs=1e-5)
+
+
+def test_how_often_a_token_comes_is_what_its_logprob_says() -> None:
+    """Temperature, top_p and a bias together, beside draws without any."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    wanted = params(temperature=0.7, top_p=0.9, shaping=Shaping(bias={1: 0.5}), top_logprobs=4)
+    draws = [draw for u in uniforms(4000) for draw in (Draw(0, wanted, u), Draw(0, params(), u))]
+    found = sample(logits, draws)[::2]
+    counts = Counter(s.token for s in found)
+    assert len(counts) == 3
+    for s in found:
+        assert math.exp(s.logprob) == pytest.approx(counts[s.token] / 4000, abs=1e-3)
+        assert [t for t, _ in s.top] == [t for t, _ in counts.most_common()]
 
 
 def test_temperature_sharpens_what_is_sampled() -> None:
@@ -63,13 +77,14 @@ def test_min_p_leaves_out_what_is_too_unlikely() -> None:
     assert tokens == {0, 1}
 
 
-def test_a_bias_changes_what_is_sampled_and_not_the_logprob() -> None:
+def test_a_bias_changes_what_is_sampled_and_its_logprob() -> None:
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     wanted = params(shaping=Shaping(bias={1: 100.0, 0: -100.0}))
     draws = [Draw(0, wanted, 0.5), Draw(0, params(temperature=0), 0.5)]
     biased, plain = sample(logits, draws)
     assert (biased.token, plain.token) == (1, 0)
-    assert biased.logprob == pytest.approx(math.log(0.3))
+    assert biased.logprob == pytest.approx(0.0)
+    assert plain.logprob == pytest.approx(math.log(0.5))
 
 
 def test_penalties_are_openais_and_count_what_was_sampled() -> None:
@@ -115,7 +130,7 @@ def test_what_a_draw_gives_does_not_depend_on_the_others() -> None:
     ]
     together = sample(logits, draws)
     alone = [sample(logits[d.row][None], [Draw(0, d.params, d.uniform)])[0] for d in draws]
-    assert [s.token for s in together] == [s.token for s in alone]
+    assert together == alone
 
 
 def test_top_logprobs_are_the_likeliest_in_order() -> None:

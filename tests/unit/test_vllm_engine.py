@@ -80,6 +80,10 @@ def test_the_models_own_sampling_defaults_are_off():
     assert value(arguments(), "--generation-config") == "vllm"
 
 
+def test_logprobs_are_of_the_distribution_that_was_sampled_from():
+    assert value(arguments(), "--logprobs-mode") == "processed_logprobs"
+
+
 def test_extra_arguments_come_last_so_that_they_win():
     assert arguments(extra_args=("--max-num-seqs", "1"))[-2:] == ["--max-num-seqs", "1"]
 

@@ -3,11 +3,13 @@
 Invariant: what a sequence samples depends on its own logits, parameters, seed and position alone,
 never on what else is in the batch.
 
-The returned log-probabilities are of the model's own distribution, before biases, penalties, temperature,
-top-k, top-p and min-p, as vLLM returns them by default. Randomness is one uniform number per token, drawn
+The returned log-probabilities are of the distribution that was sampled from, after biases, penalties,
+temperature, top-k, top-p and min-p, as vLLM returns them with ``--logprobs-mode processed_logprobs``; of a
+greedy token they are those at temperature 1. Randomness is one uniform number per token, drawn
 from the sequence's own generator and put through the inverse of the cumulative distribution.
 """
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -80,8 +82,8 @@ class Sampled:
 
     Attributes:
         token: its id.
-        logprob: its natural-log probability under the model, before temperature and cuts.
-        top: the likeliest ids with theirs, as many as were asked for.
+        logprob: its natural-log probability in what it was sampled from; at temperature 1 if it is greedy.
+        top: the likeliest ids with theirs, as many as were asked for and could have been sampled.
     """
 
     token: int
@@ -105,10 +107,21 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> list[Sampled]:
             "the model's logits are not finite: its weights or its adapter hold NaN or infinity; "
             "go back to an earlier version, and train with a lower learning rate"
         )
-    tokens = _choose(*_shaped(logits, draws))
+    shaped, moved = _shaped(logits, draws)
+    tokens, cut = _choose(shaped, moved)
     rows = torch.tensor([draw.row for draw in draws], device=logits.device)
     chosen = (logits[rows, tokens] - totals[rows]).tolist()
     tops = _tops(logits, totals, draws)
+    bent = [i for i, d in enumerate(draws) if _bent(d.params)]
+    if bent:
+        own = _distributions(shaped, [moved[i] for i in bent])
+        for place, i in enumerate(bent):
+            if i in cut:
+                own[place] = cut[i]
+        for i, logprob in zip(bent, own.gather(1, tokens[bent][:, None])[:, 0].tolist(), strict=True):
+            chosen[i] = logprob
+        for i, top in zip(bent, _likeliest(own, [draws[i] for i in bent]), strict=True):
+            tops[i] = top
     return [Sampled(t, p, top) for t, p, top in zip(tokens.tolist(), chosen, tops, strict=True)]
 
 
@@ -126,8 +139,22 @@ def _shaped(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, 
     return torch.cat([logits, torch.stack(rows)]), moved
 
 
-def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
-    """The token of each draw  [draws]."""
+def _bent(params: SamplingParams) -> bool:
+    """Whether the distribution of its log-probabilities is another one than the model's own."""
+    drawn = params.temperature > 0
+    return params.shaping.acts or (drawn and (params.temperature != 1 or _cuts(params)))
+
+
+def _distributions(shaped: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
+    """Log-probabilities before any cut, after all else  [draws, vocabulary]."""
+    temperatures = [d.params.temperature or 1.0 for d in draws]
+    divisor = torch.tensor(temperatures, dtype=shaped.dtype, device=shaped.device)[:, None]
+    return torch.log_softmax(shaped[[d.row for d in draws]] / divisor, dim=-1)
+
+
+def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+    """The token of each draw [draws], and by number of each draw with cuts its logprobs [vocabulary]."""
+    logprobs: dict[int, torch.Tensor] = {}
     tokens = torch.zeros(len(draws), dtype=torch.long, device=logits.device)
     greedy = [i for i, d in enumerate(draws) if d.params.temperature == 0]
     if greedy:
@@ -142,7 +169,9 @@ def _choose(logits: torch.Tensor, draws: Sequence[Draw]) -> torch.Tensor:
         kept, order = _cut(probs[index], [draws[i].params for i in cut])
         places = _invert(kept, torch.arange(len(cut), device=logits.device), [draws[i].uniform for i in cut])
         tokens[cut] = order.gather(1, places[:, None])[:, 0]
-    return tokens
+        shares = (kept / kept.sum(dim=-1, keepdim=True)).log().to(logits.dtype)
+        logprobs = dict(zip(cut, torch.empty_like(shares).scatter_(1, order, shares), strict=True))
+    return tokens, logprobs
 
 
 def _cuts(params: SamplingParams) -> bool:
@@ -212,3 +241,15 @@ def _tops(
     logprobs = (values - totals[:, None]).tolist()
     listed = [tuple(zip(i, p, strict=True)) for i, p in zip(ids.tolist(), logprobs, strict=True)]
     return [listed[d.row][: d.params.top_logprobs] for d in draws]
+
+
+def _likeliest(logprobs: torch.Tensor, draws: Sequence[Draw]) -> list[tuple[tuple[int, float], ...]]:
+    """The same from distributions of their own [draws, vocabulary], without what cannot be sampled."""
+    most = max(d.params.top_logprobs for d in draws)
+    if not most:
+        return [()] * len(draws)
+    values, ids = (found.tolist() for found in logprobs.topk(min(most, logprobs.shape[1]), dim=-1))
+    return [
+        tuple((t, p) for t, p in zip(i, v, strict=True) if p > -math.inf)[: d.params.top_logprobs]
+        for i, v, d in zip(ids, values, draws, strict=True)
+    ]

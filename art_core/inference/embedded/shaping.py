@@ -1,7 +1,7 @@
 """What a request may change about a distribution before a token is drawn from it.
 
-Invariant: only the distribution that is sampled from changes; the log-probabilities that are reported are
-the model's own, and a request that asks for nothing of this is untouched by it.
+Invariant: a request that asks for nothing of this is untouched by it, and the model's own logits never
+change; the log-probabilities that are reported are of the distribution that is sampled from.
 
 Names, ranges and order are vLLM's: biases, least length, penalties; temperature and cuts come after.
 """
