@@ -379,6 +379,16 @@ class TrainableModel:
         """Supervised fine-tuning; see `asft`."""
         return run_sync(lambda: self.asft(conversations, **options))
 
+    async def asave_model(self, path: Path | str) -> Path:
+        """Write the whole model as trained as a new transformers directory; returns it."""
+        directory = Path(path)
+        await self._registered.asave_model(directory)
+        return directory
+
+    def save_model(self, path: Path | str) -> Path:
+        """Write the whole model as trained; see `asave_model`."""
+        return run_sync(lambda: self.asave_model(path))
+
     async def asave_lora_adapter(self, path: Path | str) -> Path:
         """Write the trained adapter as an ordinary PEFT directory; returns it."""
         directory = Path(path)

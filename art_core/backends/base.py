@@ -120,6 +120,10 @@ class Registration(Protocol):
         """Write the adapter in training as a PEFT directory."""
         ...
 
+    async def asave_model(self, directory: Path) -> None:
+        """Write the model as trained as a transformers directory."""
+        ...
+
     async def aclose(self, failure: BaseException | None = None) -> None:
         """Stop serving; what was trained is on disk.
 

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from art_core.backends.making import engine_kind, load_policy, make_engine, make_placement, make_trainer
+from art_core.backends.making import (
+    check_weights,
+    engine_kind,
+    load_policy,
+    make_engine,
+    make_placement,
+    make_trainer,
+)
 from art_core.backends.registration import LocalRegistration
 from art_core.backends.serving import SERVED_VERSIONS
 from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
@@ -115,6 +122,7 @@ class LocalBackend:
             StoreError: the project's record cannot be opened.
             TrainerProcessError: a process that is to train did not come up.
         """
+        check_weights(config, self.engine_config, self.parallel)
         store = Store.open(config.project, self.root)
         trainer: Trainer | TrainerProcesses | None = None
         try:

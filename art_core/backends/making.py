@@ -18,6 +18,7 @@ from art_core.inference.gpu_share import limit_trainer, trainer_share
 from art_core.inference.replicas import ReplicaSet
 
 if TYPE_CHECKING:
+    from art_core.training.full_policy import FullPolicy
     from art_core.training.grpo import Trainer
     from art_core.training.launch import TrainerProcesses
     from art_core.training.peft_policy import PeftPolicy
@@ -32,10 +33,43 @@ def engine_kind(config: EngineConfig) -> str:
     return "vllm" if torch.cuda.is_available() and find_spec("vllm") else "embedded"
 
 
+def check_weights(
+    config: TrainableModelConfig, engine: EngineConfig, parallel: ParallelConfig | None
+) -> None:
+    """Whether a model whose weights are all trained can be trained and served so; adapters always can.
+
+    Raises:
+        ConfigError: it cannot; what would is said.
+    """
+    if config.lora is not None:
+        return
+    way_out = "or train an adapter (leave lora out)"
+    if config.train_config.policy == "unsloth":
+        raise ConfigError(
+            f"lora=None with policy='unsloth': all weights are trained by policy='peft' alone, {way_out}"
+        )
+    if parallel is not None and parallel.strategy == "fsdp2":
+        raise ConfigError(
+            "lora=None with strategy='fsdp2': it shards frozen weights, of which there are none; use "
+            f"strategy='ddp', {way_out}"
+        )
+    kind = engine_kind(engine)
+    if kind == "external":
+        raise ConfigError(
+            "lora=None with kind='external': such a server takes adapters, not whole models; use "
+            f"kind='vllm' with publish='merged', or kind='embedded', {way_out}"
+        )
+    if kind == "vllm" and engine.publish != "merged":
+        raise ConfigError(
+            f"lora=None with publish={engine.publish!r}: a version is then a whole model, which takes the "
+            f"place of the one before: give LocalBackend(publish='merged'), {way_out}"
+        )
+
+
 def load_policy(
     config: TrainableModelConfig, engine: EngineConfig, device: str | None = None
-) -> "PeftPolicy":
-    """The base model with the adapter that is trained; ``device`` None: on the GPU, if there is one."""
+) -> "PeftPolicy | FullPolicy":
+    """The base model with what is trained of it; ``device`` None: on the GPU, if there is one."""
     import torch
 
     from art_core.training.peft_policy import PeftPolicy
@@ -43,6 +77,10 @@ def load_policy(
     dtype = "float32" if engine.deterministic and engine.dtype == "auto" else engine.dtype
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     train = config.train_config
+    if config.lora is None:
+        from art_core.training.full_policy import FullPolicy
+
+        return FullPolicy.load(config.base_model, dtype=dtype, device=device, kernels=train.kernels)
     if train.policy == "unsloth":
         from art_core.training.unsloth_policy import UnslothPolicy
 
@@ -53,7 +91,7 @@ def load_policy(
             )
         return UnslothPolicy.load(
             config.base_model,
-            config.lora_config,
+            config.lora,
             dtype=dtype,
             device=device,
             seed=config.seed,
@@ -61,7 +99,7 @@ def load_policy(
         )
     return PeftPolicy.load(
         config.base_model,
-        config.lora_config,
+        config.lora,
         dtype=dtype,
         device=device,
         seed=config.seed,
@@ -72,7 +110,7 @@ def load_policy(
 
 def load_rank_policy(
     config: TrainableModelConfig, engine: EngineConfig, share: float | None, device: str
-) -> "PeftPolicy":
+) -> "PeftPolicy | FullPolicy":
     """`load_policy` in a trainer process; ``share``: the most of its GPU's memory that it may take."""
     if share is not None:
         import torch
@@ -98,7 +136,7 @@ def make_placement(parallel: ParallelConfig | None, engine: EngineConfig) -> Pla
 
 
 def make_trainer(
-    policy: "PeftPolicy | None",
+    policy: "PeftPolicy | FullPolicy | None",
     config: TrainableModelConfig,
     engine: EngineConfig,
     placement: Placement | None,
@@ -115,7 +153,7 @@ def make_trainer(
     share = trainer_share(engine) if vllm and not placement.apart else None
     return TrainerProcesses(
         partial(load_rank_policy, config, engine, share),
-        config.lora_config,
+        config.lora,
         config.train_config,
         placement.parallel,
         seed=config.seed,
@@ -124,7 +162,7 @@ def make_trainer(
 
 
 def make_engine(
-    policy: "PeftPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
+    policy: "PeftPolicy | FullPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
 ) -> Engine:
     """The engine that the settings ask for; nothing is started."""
     engines = _engines(policy, config, engine, root)
@@ -141,7 +179,7 @@ def make_engine(
 
 
 def _engines(
-    policy: "PeftPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
+    policy: "PeftPolicy | FullPolicy | None", config: TrainableModelConfig, engine: EngineConfig, root: Path
 ) -> list[Engine]:
     """One for each replica."""
     kind = engine_kind(engine)
@@ -174,7 +212,7 @@ def _engines(
         VLLMEngine(
             config.base_model,
             one,
-            config.lora_config,
+            config.lora,
             served_model=config.name,
             log_dir=(home / f"replica-{number}" if several else home) / "logs",
             on_progress=StartDisplay(f"starting {config.name}" + (f", replica {number}" if several else "")),

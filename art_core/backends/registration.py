@@ -26,12 +26,13 @@ from art_core.backends.feed import Feed
 from art_core.backends.reward_watch import RewardWatch, must_stop
 from art_core.backends.serving import Serving, write_base_adapter
 from art_core.config import RetentionConfig, TrainableModelConfig
-from art_core.errors import CheckpointError, ConfigError, TrainingStoppedError
+from art_core.errors import ConfigError, TrainingStoppedError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.engine import Engine, EngineEvent, Eventful
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
+from art_core.inference.vllm_merged import base_directory
 from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
 from art_core.observe.gathered import gathered_metrics
 from art_core.observe.machine import environment, in_words
@@ -119,6 +120,8 @@ class LocalRegistration:
         engines = self.engine.engines if isinstance(self.engine, ReplicaSet) else (self.engine,)
         if not any(isinstance(engine, EmbeddedEngine) for engine in engines):
             return None
+        if self.config.lora is None:
+            return lambda: base_directory(self.config.base_model)
         directory = self._directory.with_name("base-adapter")
         return lambda: write_base_adapter(self._trainer.policy.save_adapter, directory)
 
@@ -383,15 +386,18 @@ class LocalRegistration:
             self.store.add_event(self._run, "training_resumed", "training goes on after a stop", {})
 
     async def asave_adapter(self, directory: Path) -> None:
-        """Write the adapter in training as a PEFT directory.
+        """Write the adapter in training as a PEFT directory; see `exporting.write_adapter`."""
+        from art_core.backends.exporting import write_adapter
 
-        Raises:
-            CheckpointError: something else lies at that path.
-        """
-        if directory.exists() and not (directory.is_dir() and _is_adapter(directory)):
-            raise CheckpointError(f"{directory} exists and is no adapter directory; choose another path")
         async with self._training:
-            await asyncio.to_thread(self._trainer.policy.save_adapter, directory)
+            await asyncio.to_thread(write_adapter, self._trainer.policy, directory)
+
+    async def asave_model(self, directory: Path) -> None:
+        """Write the model as trained as a transformers directory; see `exporting.write_model`."""
+        from art_core.backends.exporting import write_model
+
+        async with self._training:
+            await asyncio.to_thread(write_model, self._trainer.policy, directory)
 
 
 def _run_to_go_on_from(store: Store, model: str, directory: Path) -> str | None:
@@ -403,7 +409,3 @@ def _run_to_go_on_from(store: Store, model: str, directory: Path) -> str | None:
     # Of a process that died while it published, the newest version may be missing here.
     made = [version.run_id for version in store.versions(model) if version.run_id is not None]
     return made[-1] if made else None
-
-
-def _is_adapter(directory: Path) -> bool:
-    return not any(directory.iterdir()) or (directory / "adapter_config.json").exists()

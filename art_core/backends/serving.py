@@ -157,7 +157,7 @@ class Serving:
                 f"{version} is not on disk; there are {', '.join(map(str, sorted(kept))) or 'none'} in "
                 f"{self._directory} (LocalBackend(keep_checkpoints=...) says which are kept)"
             )
-        return kept[version.number] / checkpoints.ADAPTER
+        return checkpoints.trained_dir(kept[version.number])
 
 
 def write_base_adapter(save: Callable[[Path], None], directory: Path) -> Path:

@@ -3,7 +3,7 @@
 Invariant: what can be given in short and in full is given once, or the same both times.
 """
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
@@ -22,8 +22,12 @@ class TrainableModelConfig(Settings):
     base_model: str = Field(description="a model hub name or a directory")
     project: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     name: str = Field(default="agent", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    lora_rank: int = Field(default=16, ge=1, le=512)
-    lora: LoRAConfig | None = Field(default=None, description="in full; None: LoRAConfig(rank=lora_rank)")
+    lora_rank: int | None = Field(default=16, ge=1, le=512, description="None: there is no adapter")
+    lora: LoRAConfig | None = Field(
+        default_factory=lambda given: LoRAConfig(rank=given["lora_rank"], alpha=2 * given["lora_rank"]),
+        description="the adapter in full; left out: one of rank lora_rank; None: no adapter, all weights are "
+        "trained (full fine-tuning, for small models)",
+    )
     learning_rate: float = Field(default=1e-5, gt=0)
     batch_size: int = Field(default=8, ge=1)
     rollout_length: int | None = Field(default=None, ge=1)
@@ -32,10 +36,23 @@ class TrainableModelConfig(Settings):
     )
     seed: int = Field(default=0, ge=0, description="of the adapter's first weights and of shuffling")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rank_of_lora(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "lora" not in given or "lora_rank" in given:
+            return given
+        settings: dict[str, Any] = {**given}
+        lora: Any = settings["lora"]
+        default = LoRAConfig.model_fields["rank"].default
+        rank = lora.get("rank", default) if isinstance(lora, dict) else getattr(lora, "rank", None)
+        return {**settings, "lora_rank": rank}
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = self.model_fields_set
-        if self.lora is not None and "lora_rank" in given and self.lora.rank != self.lora_rank:
+        if self.lora is None and self.lora_rank is not None:
+            raise ValueError(f"lora=None trains all weights, lora_rank={self.lora_rank} an adapter; give one")
+        if self.lora is not None and self.lora.rank != self.lora_rank:
             raise ValueError(f"lora_rank={self.lora_rank} contradicts lora.rank={self.lora.rank}; give one")
         rate = self.train.learning_rate if self.train is not None else self.learning_rate
         if "learning_rate" in given and self.learning_rate != rate:
@@ -43,11 +60,6 @@ class TrainableModelConfig(Settings):
                 f"learning_rate={self.learning_rate} contradicts train.learning_rate={rate}; give one"
             )
         return self
-
-    @property
-    def lora_config(self) -> LoRAConfig:
-        """The adapter's settings, whichever way they were given."""
-        return self.lora or LoRAConfig(rank=self.lora_rank, alpha=2 * self.lora_rank)
 
     @property
     def train_config(self) -> TrainConfig:

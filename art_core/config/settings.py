@@ -29,6 +29,8 @@ class Settings(BaseModel):
 def _explain(settings: type[BaseModel], invalid: ValidationError) -> str:
     lines: list[str] = []
     for error in invalid.errors():
+        if error["type"] == "default_factory_not_called":  # for want of another setting, which is named
+            continue
         name = ".".join(str(part) for part in error["loc"]) or settings.__name__
         if error["type"] == "extra_forbidden":
             known = ", ".join(sorted(settings.model_fields))

@@ -86,6 +86,11 @@ def merge(base_dir: Path, adapter_dir: Path, into: Path) -> Path:
     return into
 
 
+def is_model(directory: Path) -> bool:
+    """Whether a directory holds a whole model, and not an adapter."""
+    return (directory / "config.json").exists() and not (directory / "adapter_config.json").exists()
+
+
 def read_adapter(adapter_dir: Path) -> dict[str, Update]:
     """What an adapter adds, by the name of the weight.
 

@@ -47,7 +47,7 @@ class VLLMEngine:
     Args:
         base_model: a model hub name or a directory.
         config: how to serve; ``config.python`` may name another environment's interpreter.
-        lora: the adapters' shape; room for them is made at the start.
+        lora: the adapters' shape; room for them is made at the start. None: versions are whole models.
         served_model: the policy's name; versions are ``<served_model>@<n>``.
         log_dir: where each start leaves its log file.
         on_progress: told again and again while the server starts; vLLM takes from half a minute to several.
@@ -61,7 +61,7 @@ class VLLMEngine:
         self,
         base_model: str,
         config: EngineConfig,
-        lora: LoRAConfig,
+        lora: LoRAConfig | None,
         served_model: str,
         log_dir: Path,
         *,
@@ -73,12 +73,20 @@ class VLLMEngine:
                 "EngineConfig.deterministic: only the embedded engine decodes batch-invariantly; "
                 "use kind='embedded', or leave it out"
             )
+        whole = lora is None
+        if lora is None:
+            if config.publish != "merged":
+                raise ConfigError(
+                    f"lora=None with publish={config.publish!r}: versions are then whole models, which vLLM "
+                    "can only take in place of one another; give publish='merged', or train an adapter"
+                )
+            lora = LoRAConfig()  # whose shape a server of merged weights does not ask for
         self._versions = VersionTable(
             served_model, slot_rank=lora_slot_rank(adapter_rank(config, lora)), room=adapters_kept(config)
         )
         self._config = config
         self._merged = (
-            MergedModel(base_model, served_model, config, log_dir.parent / "merged")
+            MergedModel(base_model, served_model, config, log_dir.parent / "merged", whole=whole)
             if config.publish == "merged"
             else None
         )

@@ -21,7 +21,7 @@ from pathlib import Path
 from art_core.config import EngineConfig
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.availability import ServerLives
-from art_core.inference.merging import merge
+from art_core.inference.merging import is_model, merge
 from art_core.inference.vllm_command import is_loopback
 from art_core.inference.vllm_compat import RESET_PREFIX_CACHE, RESUME, WORKERS
 from art_core.inference.vllm_process import VLLMProcess
@@ -46,12 +46,21 @@ class MergedModel:
         config: how the server is run.
         directory: where merged models are written, in a folder of this engine's own; each is deleted when
             the next one is served, and the last one by `clear`.
+        whole: versions are whole models, which are read where they lie.
 
     Raises:
         ConfigError: settings under which versions cannot be told apart.
     """
 
-    def __init__(self, base_model: str, served_model: str, config: EngineConfig, directory: Path) -> None:
+    def __init__(
+        self,
+        base_model: str,
+        served_model: str,
+        config: EngineConfig,
+        directory: Path,
+        *,
+        whole: bool = False,
+    ) -> None:
         if not is_loopback(config.host):
             raise ConfigError(
                 f"publish='merged' with host={config.host!r}: reloading is one of vLLM's development "
@@ -67,6 +76,7 @@ class MergedModel:
         self._base_model = base_model
         self._directory = directory / f"{os.getpid()}-{next(_ENGINES)}"
         self._published = False
+        self._whole = whole
 
     @property
     def names(self) -> tuple[str, str]:
@@ -104,7 +114,8 @@ class MergedModel:
 
         Args:
             version: a later one than that which is served.
-            adapter_dir: of PEFT; None: the base model, which is there from the start.
+            adapter_dir: of PEFT, or of a whole model, which then must stay as long as it is served; None:
+                the base model, which is there from the start.
             do: acts on the server.
             lives: of the server, whose clients are held meanwhile.
 
@@ -116,8 +127,12 @@ class MergedModel:
         if adapter_dir is None:
             self._published = True
             return
-        target = self._directory / version.name
-        await asyncio.to_thread(self._merge, adapter_dir, target)
+        if self._whole and not is_model(adapter_dir):
+            raise EngineError(f"{version}: {adapter_dir} holds no whole model, which this engine serves")
+        target = adapter_dir
+        if not self._whole:
+            target = self._directory / version.name
+            await asyncio.to_thread(self._merge, adapter_dir, target)
         before = self.model
         lives.hold()
         try:
@@ -132,7 +147,7 @@ class MergedModel:
                 await lives.alost(life)
         finally:
             lives.release()
-        if before != self._base_model:
+        if Path(before).is_relative_to(self._directory):  # neither the base model nor somebody's checkpoint
             await asyncio.to_thread(shutil.rmtree, before, ignore_errors=True)
 
     def clear(self) -> None:

@@ -7,7 +7,7 @@ A checkpoint is written to a temporary directory, synced and renamed. Its manife
 (``checkpoint.json``) holds size and checksum of every other file, and its own checksum::
 
     checkpoint-00000012/
-        adapter/            an ordinary PEFT directory
+        adapter/            an ordinary PEFT directory; or model/, the whole model, without LoRA
         training.pt         optimizers, schedules, random generators
         checkpoint.json     format, policy version, caller's state, base model, LoRA, checksums
 """
@@ -34,6 +34,7 @@ FORMAT = 2
 PREFIX = "checkpoint-"
 MANIFEST = "checkpoint.json"
 ADAPTER = "adapter"
+MODEL = "model"
 TRAINING_STATE = "training.pt"
 _WRITING = ".writing-"
 
@@ -42,7 +43,11 @@ class Kept(Protocol):
     """What a checkpoint keeps of a policy."""
 
     lock: threading.RLock
-    lora: LoRAConfig
+
+    @property
+    def lora(self) -> LoRAConfig | None:
+        """The adapter; None: all weights are trained."""
+        ...
 
     @property
     def base_model(self) -> str:
@@ -54,11 +59,11 @@ class Kept(Protocol):
         ...
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the training adapter as an ordinary PEFT directory."""
+        """Write what is trained as an ordinary directory, of PEFT or of transformers."""
         ...
 
     def load_adapter(self, directory: Path) -> None:
-        """Replace the training adapter's weights by a PEFT directory's."""
+        """Replace what is trained by what `save_adapter` wrote."""
         ...
 
 
@@ -95,8 +100,8 @@ class Checkpoint:
 
     @property
     def adapter_dir(self) -> Path:
-        """The adapter, as an ordinary PEFT directory."""
-        return self.directory / ADAPTER
+        """What was trained: an ordinary PEFT directory, or the whole model."""
+        return trained_dir(self.directory)
 
 
 def save(
@@ -157,7 +162,7 @@ def load(directory: Path, trainer: Resumable) -> Checkpoint:
         training = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as unreadable:  # pickle, zip and torch each raise their own
         raise CheckpointError(f"{path} cannot be read: {unreadable}") from unreadable
-    trainer.policy.load_adapter(directory / ADAPTER)
+    trainer.policy.load_adapter(trained_dir(directory))
     trainer.load_state_dict(training["trainer"])
     _restore_generators(training["generators"])
     return Checkpoint(directory, manifest["version"], manifest["state"])
@@ -178,6 +183,12 @@ def latest(root: Path) -> Path | None:
 def number_of(directory: Path) -> int:
     """The policy version that a checkpoint's directory holds, by its name."""
     return int(directory.name.removeprefix(PREFIX))
+
+
+def trained_dir(directory: Path) -> Path:
+    """Where a checkpoint has what was trained: an ordinary PEFT directory, or the whole model."""
+    whole = directory / MODEL
+    return whole if whole.is_dir() else directory / ADAPTER
 
 
 def prune(
@@ -243,7 +254,7 @@ def fork(directory: Path, root: Path) -> Path:
 
 def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, Any]) -> None:
     with trainer.policy.lock:
-        trainer.policy.save_adapter(scratch / ADAPTER)
+        trainer.policy.save_adapter(scratch / (MODEL if trainer.policy.lora is None else ADAPTER))
         training = {"trainer": trainer.state_dict(), "generators": _generators()}
         with (scratch / TRAINING_STATE).open("wb") as out:
             torch.save(training, out)
@@ -254,7 +265,7 @@ def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, 
         "state": state,
         "base_model": trainer.policy.base_model,
         "base_fingerprint": trainer.policy.base_fingerprint(),
-        "lora": trainer.policy.lora.model_dump(mode="json"),
+        "lora": _settings(trainer.policy.lora),
         "files": {
             p.relative_to(scratch).as_posix(): {"bytes": p.stat().st_size, "sha256": _checksum(p)}
             for p in files
@@ -308,17 +319,29 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _check_fits(directory: Path, manifest: Mapping[str, Any], trainer: Resumable) -> None:
+    written, ours = manifest["lora"], _settings(trainer.policy.lora)
+    if (written is None) != (ours is None):  # their base models' checksums differ by the weights' names
+        there, here = (
+            "all weights, without LoRA (lora=None)" if one is None else "a LoRA adapter"
+            for one in (written, ours)
+        )
+        raise CheckpointError(f"{directory} has trained {there}, and this model trains {here}")
     if manifest["base_fingerprint"] != trainer.policy.base_fingerprint():
         raise CheckpointError(
             f"{directory} was trained on {manifest['base_model']!r}, whose weights are not those of "
             f"{trainer.policy.base_model!r}"
         )
-    written, ours = manifest["lora"], trainer.policy.lora.model_dump(mode="json")
+    if written is None or ours is None:
+        return
     differing = [
         f"{k} is {written.get(k)!r} there, {v!r} here" for k, v in ours.items() if written.get(k) != v
     ]
     if differing:
         raise CheckpointError(f"{directory} holds another adapter: LoRA {'; '.join(differing)}")
+
+
+def _settings(lora: LoRAConfig | None) -> dict[str, Any] | None:
+    return None if lora is None else lora.model_dump(mode="json")
 
 
 def _generators() -> dict[str, Any]:

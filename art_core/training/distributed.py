@@ -131,6 +131,11 @@ def shard(policy: Policy, device: torch.device) -> None:
             "strategy='fsdp2' shards a model whose layers run as modules; Unsloth's kernels read weights "
             "past them: use strategy='ddp', or TrainConfig(policy='peft')"
         )
+    if policy.lora is None:
+        raise ConfigError(
+            "strategy='fsdp2' with lora=None: weights that are trained stay whole on every rank, so there is "
+            "nothing to shard; use strategy='ddp', or train an adapter"
+        )
     model: Any = getattr(policy, "model", None)
     decoder: Any = None if model is None else model.get_base_model().get_decoder()
     layers: Any = getattr(decoder, "layers", None)

@@ -52,12 +52,19 @@ class Footprint:
         return int(min(max(most // 256 * 256, SMALLEST), LARGEST))
 
 
-def found_budget(policy: Policy, ranks: Ranks) -> int:
-    """The token budget for this policy on this machine, the same on all ranks."""
+def found_budget(policy: Policy, ranks: Ranks, taken: int = 0) -> int:
+    """The token budget for this policy on this machine, the same on all ranks.
+
+    Args:
+        policy: what is trained.
+        ranks: who shares the work.
+        taken: bytes that passes must leave, for an optimizer's state that is not there yet.
+    """
     if policy.device.type != "cuda":
         return CPU_BUDGET
     # Ranks that share one model pass together or not at all, whatever their tables say.
-    own = footprint(policy, anew=ranks.sharded).budget(available_memory(policy.device))
+    passes = footprint(policy, anew=ranks.sharded)
+    own = passes.budget(available_memory(policy.device) - taken)
     each = torch.zeros(ranks.size, dtype=torch.int64)
     each[ranks.rank] = own
     budget = int(ranks.sum(each).min())

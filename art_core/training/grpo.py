@@ -92,7 +92,10 @@ class Trainer:
 
     def _token_budget(self) -> int | Callable[[], int]:
         budget = self.config.token_budget
-        return (lambda: found_budget(self.policy, self.ranks)) if budget == "auto" else budget
+        if budget != "auto":
+            return budget
+        # Found when the first tree is cut; AdamW's state comes with its first step, after that.
+        return lambda: found_budget(self.policy, self.ranks, self.optimizer.bytes_to_come)
 
     def _take_path(self, minibatches: Sequence[Minibatch]) -> None:
         """Let the policy take the path on which these go fastest."""

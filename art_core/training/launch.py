@@ -54,10 +54,10 @@ class RemotePolicy:
 
     Args:
         processes: the ranks.
-        lora: its adapter.
+        lora: its adapter; None: all weights are trained.
     """
 
-    def __init__(self, processes: "TrainerProcesses", lora: LoRAConfig) -> None:
+    def __init__(self, processes: "TrainerProcesses", lora: LoRAConfig | None) -> None:
         self._processes = processes
         self.lora = lora
         self.lock = processes.lock
@@ -77,11 +77,11 @@ class RemotePolicy:
         return AutoTokenizer.from_pretrained(self.base_model)
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the training adapter as an ordinary PEFT directory."""
+        """Write what is trained as an ordinary directory, of PEFT or of transformers."""
         self._processes.call("save_adapter", directory)
 
     def load_adapter(self, directory: Path) -> None:
-        """Replace the training adapter's weights by a PEFT directory's."""
+        """Replace what is trained by what `save_adapter` wrote."""
         self._processes.call("load_adapter", directory)
 
 
@@ -90,7 +90,7 @@ class TrainerProcesses:
 
     Args:
         build: makes the policy on a device; must be importable by name (or a `functools.partial` of such).
-        lora: the policy's adapter.
+        lora: the policy's adapter; None: all weights are trained.
         config: how to train.
         parallel: how many processes, on which GPUs, and what they share.
         seed: of what is shuffled.
@@ -104,7 +104,7 @@ class TrainerProcesses:
     def __init__(
         self,
         build: Callable[[str], Policy],
-        lora: LoRAConfig,
+        lora: LoRAConfig | None,
         config: TrainConfig,
         parallel: ParallelConfig,
         *,

@@ -77,6 +77,6 @@ def machine_key(policy: Policy) -> dict[str, Any]:
         "policy": type(policy).__name__,
         "model": [getattr(config, "model_type", None), *(getattr(config, name, None) for name in shape)],
         "dtype": str(getattr(config, "dtype", None)),
-        "lora": policy.lora.model_dump(mode="json"),
+        "lora": None if policy.lora is None else policy.lora.model_dump(mode="json"),
         "torch": torch.__version__,
     }

@@ -54,6 +54,14 @@ class Optimizer:
         self.updates = 0
         self._adamw = torch.optim.AdamW(self._hosts, lr=0.0, weight_decay=weight_decay)
 
+    @property
+    def bytes_to_come(self) -> int:
+        """What the state will take of the device's memory, as far as it is not there yet."""
+        if self._hosts is not self.parameters:
+            return 0
+        missing = (p for p in self.parameters if p not in self._adamw.state)
+        return sum(2 * p.numel() * p.element_size() for p in missing)
+
     def reconfigure(self, *, weight_decay: float, max_grad_norm: float) -> None:
         """Other settings from the next step on."""
         self.max_grad_norm = max_grad_norm

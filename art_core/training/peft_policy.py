@@ -3,12 +3,9 @@
 Invariant: the base weights stay as they were loaded; the adapter in training and its frozen snapshots are
 PEFT's own adapters of one model.
 
-Training calls `PeftPolicy.states` with layouts of token trees, which `forward.LayoutForward` runs; the
-embedded engine calls `PeftPolicy.hidden_states` with a cache.
+`causal_policy` runs the model; here are the adapters.
 """
 
-import hashlib
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,18 +14,16 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, set_peft_model_state_dict
 from peft.utils import get_peft_model_state_dict
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from art_core.config import DTypeName, LoRAConfig
-from art_core.errors import CheckpointError, ConfigError, EngineError
-from art_core.training.attention import register
-from art_core.training.forward import AdapterCompute, Attention, Kernels, LayoutForward
-from art_core.training.layout import PATHS, Layout
-from art_core.training.layout import Path as LayoutPath
+from art_core.errors import CheckpointError, EngineError
+from art_core.training.causal_policy import CausalPolicy, fingerprint, load_causal_lm
+from art_core.training.forward import AdapterCompute, Attention, Kernels
 from art_core.training.policy import BASE, TRAINING, resolve_dtype
 
 
-class PeftPolicy:
+class PeftPolicy(CausalPolicy):
     """LoRA by PEFT on any ``AutoModelForCausalLM``.
 
     Args:
@@ -39,11 +34,9 @@ class PeftPolicy:
         kernels: what runs the decoder's layers in training; see `Kernels`.
         adapter_compute: type in which adapters compute there; their weights are float32 either way.
         attention: how trees are attended to there; see `Attention`.
-
-    Attributes:
-        gradient_checkpointing: keep the layers' inputs alone in a forward pass that is trained, and
-            compute the rest again.
     """
+
+    model: PeftModel
 
     def __init__(
         self,
@@ -56,9 +49,9 @@ class PeftPolicy:
         adapter_compute: AdapterCompute = "auto",
         attention: Attention = "auto",
     ) -> None:
-        self.kernels: Kernels = kernels
-        self.adapter_compute: AdapterCompute = adapter_compute
-        self.attention: Attention = attention
+        self.kernels = kernels
+        self.adapter_compute = adapter_compute
+        self.attention = attention
         targets = lora.target_modules
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -76,16 +69,8 @@ class PeftPolicy:
 
     def _adopt(self, model: Any, tokenizer: PreTrainedTokenizerBase, lora: LoRAConfig) -> None:
         """Take a model whose adapter in training is there already."""
-        self.lock = threading.RLock()
-        self.tokenizer = tokenizer
+        self._take(model, tokenizer)
         self.lora = lora
-        self.model: PeftModel = model
-        self.model.eval()  # dropout in the base would make sampling and training disagree
-        self.paths: frozenset[LayoutPath] = frozenset(PATHS)
-        self.path: LayoutPath = "tree"
-        self.gradient_checkpointing = False
-        self._dropping = False
-        self._forward: LayoutForward | None = None
         self._snapshots: dict[str, str] = {}
         self._taken = 0
 
@@ -107,18 +92,7 @@ class PeftPolicy:
         Raises:
             ConfigError: there is no such model, or it cannot be read as a causal language model.
         """
-        try:
-            AutoConfig.from_pretrained(base_model)
-            tokenizer = AutoTokenizer.from_pretrained(base_model)
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                base_model, dtype=resolve_dtype(dtype), attn_implementation=register()
-            )
-            model.to(device)
-        except (OSError, ValueError) as unknown:
-            raise ConfigError(
-                f"base_model={base_model!r} cannot be loaded: it is neither a directory with a transformers "
-                f"model nor a hub name within reach ({str(unknown).splitlines()[0]})"
-            ) from unknown
+        model, tokenizer = load_causal_lm(base_model, resolve_dtype(dtype), device)
         return cls(
             model,
             tokenizer,
@@ -129,91 +103,13 @@ class PeftPolicy:
             attention=attention,
         )
 
-    @property
-    def device(self) -> torch.device:  # noqa: D102 - the protocol says it
-        return self.model.device
-
-    @property
-    def end_token_ids(self) -> frozenset[int]:
-        """The tokenizer's end token and those of the model's generation settings."""
-        settings = getattr(self._causal_lm, "generation_config", None)
-        listed: Any = getattr(settings, "eos_token_id", None)
-        ids: list[Any] = [*listed] if isinstance(listed, list) else [listed]
-        ids.append(self.tokenizer.eos_token_id)
-        return frozenset(i for i in ids if isinstance(i, int))
-
-    @property
-    def base_model(self) -> str:  # noqa: D102
-        return self._causal_lm.config.name_or_path
-
     def base_fingerprint(self) -> str:
         """Checksum of every base weight's name, shape and first values, rounded to bfloat16."""
-        found = hashlib.sha256()
-        for name, weight in self.model.named_parameters():
-            if "lora_" in name:
-                continue
-            first = weight.detach().flatten()[:64].to("cpu", torch.bfloat16)
-            found.update(f"{name} {tuple(weight.shape)}".encode())
-            found.update(first.view(torch.int16).numpy().tobytes())
-        return found.hexdigest()
-
-    @property
-    def context_length(self) -> int | None:
-        """The model's positions, or the window of layers that see no further.
-
-        Raises:
-            ConfigError: the model has layers that are not attention and cannot be masked by token.
-        """
-        config: Any = self._causal_lm.config.get_text_config()
-        kinds: set[str] = set(getattr(config, "layer_types", None) or ())
-        window: Any = getattr(config, "sliding_window", None)
-        others = kinds - {"full_attention", "sliding_attention"}
-        if others:
-            raise ConfigError(
-                f"this model has {', '.join(sorted(others))} layers; only models whose layers are all "
-                "attention can be trained and served here"
-            )
-        limits = [getattr(config, "max_position_embeddings", None)]
-        if "sliding_attention" in kinds or not kinds:
-            limits.append(window)
-        known = [limit for limit in limits if isinstance(limit, int)]
-        return min(known, default=None)
+        return fingerprint((n, w) for n, w in self.model.named_parameters() if "lora_" not in n)
 
     @property
     def _causal_lm(self) -> Any:
         return self.model.get_base_model()
-
-    def hidden_states(self, **inputs: Any) -> Any:  # noqa: D102
-        return self._causal_lm.get_decoder()(**inputs)
-
-    def states(self, layout: Layout) -> torch.Tensor:  # noqa: D102
-        if self._forward is None:
-            self._forward = LayoutForward(
-                self._causal_lm,
-                kernels=self.kernels,
-                adapter_compute=self.adapter_compute,
-                attention=self.attention,
-            )
-        return self._forward(layout, checkpointing=self.gradient_checkpointing, dropping=self._dropping)
-
-    def head(self, hidden: torch.Tensor) -> torch.Tensor:  # noqa: D102
-        logits = self._causal_lm.get_output_embeddings()(hidden)
-        cap = self._final_cap
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    @property
-    def _final_cap(self) -> float | None:
-        return getattr(self._causal_lm.config.get_text_config(), "final_logit_softcapping", None)
-
-    @property
-    def head_weight(self) -> torch.Tensor | None:  # noqa: D102
-        head = self._causal_lm.get_output_embeddings()
-        if type(head) is not torch.nn.Linear or "bias" in dict(head.named_parameters()) or self._final_cap:
-            return None
-        # A sharded weight is a tensor of another type: its module gathers it.
-        if type(head.weight) is not torch.nn.Parameter or head.weight.requires_grad:
-            return None
-        return head.weight.detach()
 
     @contextmanager
     def using(self, adapter: str | None) -> Generator[None]:

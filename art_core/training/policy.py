@@ -1,9 +1,10 @@
 """A policy: what training and the embedded engine need of a model that learns.
 
-Invariant: a snapshot never changes after it was taken, and the base weights never change at all.
+Invariant: a snapshot never changes after it was taken, and what `BASE` stands for never changes at all.
 
-The engine decodes with snapshots, the trainer updates the training adapter; both use the same base
-weights, so whoever runs the model holds ``policy.lock``. `peft_policy` and `unsloth_policy` are policies.
+The engine decodes with snapshots, the trainer updates what is trained; both use the same modules, so
+whoever runs the model holds ``policy.lock``. `peft_policy` and `unsloth_policy` train an adapter,
+`full_policy` all weights: where an adapter is read or written, it is then a whole model.
 """
 
 import threading
@@ -30,7 +31,11 @@ class Policy(Protocol):
 
     lock: threading.RLock
     tokenizer: PreTrainedTokenizerBase
-    lora: LoRAConfig
+
+    @property
+    def lora(self) -> LoRAConfig | None:
+        """The adapter; None: all weights are trained."""
+        ...
 
     @property
     def base_model(self) -> str:
@@ -107,11 +112,11 @@ class Policy(Protocol):
         ...
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the training adapter as an ordinary PEFT directory."""
+        """Write what is trained as an ordinary directory, of PEFT or of transformers."""
         ...
 
     def load_adapter(self, directory: Path) -> None:
-        """Replace the training adapter's weights by a PEFT directory's."""
+        """Replace what is trained by what `save_adapter` wrote."""
         ...
 
 
