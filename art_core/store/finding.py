@@ -58,7 +58,9 @@ def open_existing(project: str | None = None, root: str | Path = ".art", *, url:
 
 
 def find_run(store: Store, name: str | None = None) -> Run:
-    """A run by its id, or by a beginning or end of it that no other has.
+    """A run by its id, or by a part of it that no other has.
+
+    Where a name is the beginning or the end of one id, that one is meant, even if others have it inside.
 
     Args:
         store: where it is.
@@ -72,16 +74,18 @@ def find_run(store: Store, name: str | None = None) -> Run:
         raise UnknownRunError(f"{store.location} has no run yet; a run begins when a model is registered")
     if name in (None, "last"):
         return known[-1]
-    fitting = [run for run in known if _fits(run.id, name)]
-    if len(fitting) == 1 or any(run.id == name for run in fitting):
-        return next((run for run in fitting if run.id == name), fitting[0])
+    fitting: list[Run] = []
+    for fits in (str.__eq__, _at_an_end, str.__contains__):
+        fitting = fitting or [run for run in known if fits(run.id, name)]
+    if len(fitting) == 1:
+        return fitting[0]
     newest = ", ".join(run.id for run in reversed(known[-3:]))
     found = "no run" if not fitting else f"{len(fitting)} runs"
     raise UnknownRunError(f"{store.location} has {found} called {name!r}; its newest: {newest}")
 
 
 def find_trajectory_id(store: Store, name: str) -> str:
-    """The id of a trajectory, of which a beginning or an end was given that no other has.
+    """The id of a trajectory, of which a part was given that no other has; see `find_run`.
 
     Raises:
         UnknownTrajectoryError: there is none, or there are several.
@@ -90,7 +94,7 @@ def find_trajectory_id(store: Store, name: str) -> str:
 
 
 def find_group_id(store: Store, name: str) -> str:
-    """The id of a group, of which a beginning or an end was given that no other has.
+    """The id of a group, of which a part was given that no other has; see `find_run`.
 
     Raises:
         UnknownTrajectoryError: there is none, or there are several.
@@ -109,17 +113,16 @@ def count_outcomes(store: Store, run_id: str) -> dict[str, int]:
         }
 
 
-def _fits(whole: str, part: str) -> bool:
+def _at_an_end(whole: str, part: str) -> bool:
     return whole.startswith(part) or whole.endswith(part)
 
 
 def _only(store: Store, column: ColumnElement[str], name: str, one: str, several: str) -> str:
-    whole = select(column).where(column == name)
-    part = select(column).where(
-        or_(column.startswith(name, autoescape=True), column.endswith(name, autoescape=True))
-    )
+    at_an_end = or_(column.startswith(name, autoescape=True), column.endswith(name, autoescape=True))
+    found: list[str] = []
     with store.read() as connection:
-        found = list(connection.scalars(whole)) or list(connection.scalars(part.limit(3)))
+        for fits in (column == name, at_an_end, column.contains(name, autoescape=True)):
+            found = found or list(connection.scalars(select(column).where(fits).limit(3)))
     if len(found) == 1:
         return found[0]
     if not found:

@@ -364,7 +364,7 @@ def test_a_file_that_is_no_store_is_a_store_error_without_a_traceback(tmp_path: 
         (("runs", "none-such"), ExitCode.NOT_FOUND),
         (("trajectories", "show", "none-such"), ExitCode.NOT_FOUND),
         (("trajectories", "list", "--group", "none-such"), ExitCode.NOT_FOUND),
-        (("trajectories", "list", "--after", "garbage"), ExitCode.STORE),
+        (("trajectories", "list", "--after", "garbage"), ExitCode.USAGE),
         (("trajectories", "list", "--reward-min", "nan"), ExitCode.USAGE),
         (("trajectories", "list", "--order", "strange"), ExitCode.USAGE),
         (("trajectories", "export", "--json"), ExitCode.USAGE),
