@@ -81,7 +81,9 @@ def _runs_table(found: "list[RunSummary]", words: list[str], total: int, project
 
     if not found:
         return cell(f"project {project} has no runs yet")
-    listed = table("run", "~model", "state", "began", ">steps", ">rollouts", ">reward", "curve")
+    restarted = any(summary.run.continues is not None for summary in found)
+    headings = ("run", "~model", "state", "began", ">steps", ">rollouts", ">reward", "curve")
+    listed = table(*headings, *(("goes on from",) if restarted else ()))
     for summary, word in zip(found, words, strict=True):
         run = summary.run
         style = {"failed": "red", "finished": "green"}.get(word, "yellow")
@@ -94,6 +96,7 @@ def _runs_table(found: "list[RunSummary]", words: list[str], total: int, project
             f"{summary.trajectories:,}",
             number(summary.reward_mean),
             spark(summary.sparkline, 12),
+            *((cell(short_id(run.continues or ""), 16),) if restarted else ()),
         )
     more = total - len(found)
     return Group(listed, cell(f"{more} more: --limit {total}", style="dim")) if more else listed

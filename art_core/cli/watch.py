@@ -113,6 +113,9 @@ def _looks_at(store: "Store", run_id: str, follow: bool, every: float) -> Any:
     from art_core.store.following import Place, news
 
     place, numbers, events = Place(), dict[tuple[int, str], Any](), list[Any]()
+    for earlier in store.lineage(run_id)[:-1]:  # a restart is no end of a curve
+        numbers.update({(m.step, m.name): m for m in store.metrics(earlier)})
+        events += store.events(earlier)
     first, gone = True, False
     while True:
         found: News = news(store, run_id, place)

@@ -54,8 +54,9 @@ class RunView:
 
     Attributes:
         run: its record.
-        curves: by metric name; those of `FIRST` come first, then the others by name.
-        events: oldest first.
+        curves: by metric name; those of `FIRST` come first, then the others by name. Curves of a run that
+            goes on from another one begin where that one began; an event marks the place.
+        events: oldest first, with those of the runs that it goes on from.
         outcomes: trajectories by status.
         step_times: when each training step was recorded (Unix seconds), and its number; ascending.
         standing: whether it goes on, or its process died; None where nobody looked.
@@ -111,26 +112,28 @@ def view_run(store: "Store", run_id: str | None = None) -> RunView:
     run = find_run(store, run_id)
     with store.read() as connection:
         stands = standing(connection, run)
-    metrics = store.metrics(run.id)
+    line = store.lineage(run.id)
+    metrics = [metric for one in line for metric in store.metrics(one)]
     return RunView(
         run=run,
         curves=curves_of(metrics),
-        step_times=sorted((at, step) for step, at in {m.step: m.created_at for m in metrics}.items()),
-        events=tuple(store.events(run.id)),
+        # What is added to a step later is no other time of it.
+        step_times=sorted((at, step) for step, at in {m.step: m.created_at for m in metrics[::-1]}.items()),
+        events=tuple(event for one in line for event in store.events(one)),
         outcomes=count_outcomes(store, run.id),
         standing=stands,
     )
 
 
 def curves_of(metrics: "Sequence[Metric]") -> dict[str, Curve]:
-    """Metrics by name, the telling ones first."""
-    found: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    """Metrics by name, the telling ones first; of two values at one step the later one counts."""
+    found: defaultdict[str, dict[int, float]] = defaultdict(dict)
     for metric in metrics:
-        found[metric.name].append((metric.step, metric.value))
+        found[metric.name][metric.step] = metric.value
     order = {name: place for place, name in enumerate(FIRST)}
     curves: dict[str, Curve] = {}
     for name in sorted(found, key=lambda name: (order.get(name, len(FIRST)), name)):
-        points = sorted(found[name])
+        points = sorted(found[name].items())
         curves[name] = Curve(name, tuple(s for s, _ in points), tuple(v for _, v in points))
     return curves
 
@@ -196,6 +199,8 @@ def run_headline(view: RunView) -> Text:
     line.append(f"  run {brief(short_id(run.id))}  ")
     line.append(state_words(view), style={"failed": "red", "finished": "green"}.get(run.state, "yellow"))
     line.append(f"  began {ago(run.started_at)}  step {view.steps}  {outcome_words(view.outcomes)}")
+    if run.continues is not None:
+        line.append(f"  goes on from {brief(short_id(run.continues))}", style="dim")
     return line
 
 

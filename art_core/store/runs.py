@@ -22,6 +22,9 @@ from art_core.store.trained import StepTraining, insert_trained
 from art_core.store.writer import Job
 from art_core.types import PolicyVersion
 
+CONTINUED = "run_continued"
+"""Kind of the event with which a run begins that goes on from another one."""
+
 
 class RunRecords(OpenStore):
     """The part of a store that is about runs."""
@@ -34,7 +37,7 @@ class RunRecords(OpenStore):
         Args:
             model: the name that learns.
             config: its settings, as JSON can hold them.
-            continues: the run whose policy it goes on from.
+            continues: the run whose policy it goes on from; an event says so, too (`CONTINUED`).
 
         Returns:
             The run's id.
@@ -49,6 +52,8 @@ class RunRecords(OpenStore):
             "continues": continues,
         }
         self._insert(f"beginning run {run_id}", runs, row)
+        if continues is not None:
+            self.add_event(run_id, CONTINUED, f"goes on from run {continues}", {"continues": continues})
         return run_id
 
     def end_run(self, run_id: str, state: RunState | str = RunState.FINISHED) -> None:

@@ -95,6 +95,8 @@ def test_a_run_whose_process_died_is_followed_into_the_run_that_goes_on_from_it(
         resumed = store.begin_run("agent", {}, continues=died)
         seen = [next(said), next(said)]
         assert [d["run"]["id"] for d in seen] == [died, resumed]
+        restart = next(said)
+        assert (restart["kind"], restart["data"]) == ("run_continued", {"continues": died})
         store.end_run(resumed)
         assert [d["run"]["state"] for d in said] == ["finished"]
 

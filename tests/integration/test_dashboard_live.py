@@ -206,8 +206,8 @@ def test_a_sample_of_a_long_run_has_its_last_steps_and_is_short(store: Store) ->
     for step in range(1, 1001):
         store.log_metrics(run_id, step, {"a": float(step), "b": 0.0})
     with store.read() as connection:
-        found = sampled_series(connection, run_id, ["a", "nothing"], 1000, lately=5)
-        whole = read_series(connection, run_id, ["a", "b"])
+        found = sampled_series(connection, [run_id], ["a", "nothing"], 1000, lately=5)
+        whole = read_series(connection, [run_id], ["a", "b"])
     assert list(found) == ["a"]
     assert list(found["a"].steps[-5:]) == [996, 997, 998, 999, 1000]
     assert len(found["a"].steps) < 210

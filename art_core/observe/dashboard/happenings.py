@@ -21,6 +21,7 @@ _TONES = {
     "engine_failed": "bad",
     "version_lost": "bad",
     "replica_lost": "bad",
+    "run_continued": "warn",
     "update_skipped": "warn",
     "learning_rate_lowered": "warn",
     "no_spread": "warn",

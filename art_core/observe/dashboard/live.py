@@ -28,6 +28,7 @@ from art_core.observe.dashboard.series import (
 )
 from art_core.observe.dashboard.standing import Standing, standing
 from art_core.store import Store
+from art_core.store.reading import read_lineage
 from art_core.store.records import Run
 
 router = APIRouter()
@@ -45,14 +46,16 @@ MOST_NAMES = 400
 def series(
     request: Request, run_id: str, name: Annotated[list[str], Query(max_length=MOST_NAMES)]
 ) -> JSONResponse:
-    """Some metrics of a run, and the position from which to follow it."""
+    """Some metrics of a run and of those that it continues, and the position from which to follow it."""
     with site_of(request).store.read() as connection:
-        run = read_run(connection, run_id)
-        found = read_series(connection, run_id, name)
+        read_run(connection, run_id)
+        line = read_lineage(connection, run_id)
+        began = read_run(connection, line[0]).started_at
+        found = read_series(connection, line, name)
         position = position_of(connection, run_id)
     return JSONResponse(
         {
-            "started_at": run.started_at,
+            "started_at": began,
             "position": str(position),
             "series": {name: columns(one) for name, one in found.items()},
         }

@@ -21,6 +21,7 @@ from art_core.observe.dashboard.live import run_view
 from art_core.observe.dashboard.page import plotly_url, query, render, site_of
 from art_core.observe.dashboard.series import (
     Series,
+    last_step,
     metric_names,
     newest_events,
     position_of,
@@ -31,7 +32,8 @@ from art_core.observe.dashboard.series import (
 from art_core.observe.dashboard.signs import LATELY, READ, signs_of
 from art_core.observe.dashboard.standing import Standing, standing
 from art_core.store.browse import RunSummary, run_summaries
-from art_core.store.schema import metrics, steps, trained_steps, trajectories
+from art_core.store.reading import read_lineage
+from art_core.store.schema import metrics, runs, steps, trained_steps, trajectories
 
 router = APIRouter()
 
@@ -49,16 +51,19 @@ def all_runs(request: Request, q: str = "") -> HTMLResponse:
     store = site_of(request).store
     summaries = run_summaries(store)
     with store.read() as connection:
-        rows = [_row(summary, standing(connection, summary.run)) for summary in summaries]
+        stands = [standing(connection, summary.run) for summary in summaries]
+    after = {one.run.continues: one.run.id for one in reversed(summaries)}
+    rows = [_row(one, now, after.get(one.run.id)) for one, now in zip(summaries, stands, strict=True)]
     return render(request, "runs.html", rows=rows, q=q)
 
 
-def _row(summary: RunSummary, now: Standing) -> dict[str, Any]:
+def _row(summary: RunSummary, now: Standing, successor: str | None) -> dict[str, Any]:
     points = polyline(summary.sparkline, _SPARK_WIDTH, _SPARK_HEIGHT - 4)
     ended = now.last_sign if not now.going else None
     return {
         "run": summary.run,
         "now": now,
+        "successor": successor,
         "steps": summary.steps,
         "trajectories": summary.trajectories,
         "reward": summary.reward_mean,
@@ -75,22 +80,26 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
     site = site_of(request)
     with site.store.read() as connection:
         run = read_run(connection, run_id)
-        names = metric_names(connection, run_id)
-        charts = charts_of(names)
+        line = read_lineage(connection, run_id)
+        charts = charts_of(metric_names(connection, line))
         first = [name for chart in charts if chart.key for name in chart.needed]
-        last = connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id == run_id)) or 0
+        last = last_step(connection, line)
         wanted = list(dict.fromkeys([*first, *READ, *(name for _, name in _TILES)]))
-        found = sampled_series(connection, run_id, wanted, last, lately=LATELY)
+        found = sampled_series(connection, line, wanted, last, lately=LATELY)
         position = position_of(connection, run_id)
         now = standing(connection, run)
         made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
-        events, event_count = newest_events(connection, run_id, MOST_SHOWN)
+        events, event_count = newest_events(connection, line, MOST_SHOWN)
+        successor = connection.scalar(
+            select(runs.c.id).where(runs.c.continues == run_id).order_by(runs.c.seq.desc()).limit(1)
+        )
     turns = site.store.events(run_id, "knob_turned")
     acts = [e for kind in ("training_stopped", "training_resumed") for e in site.store.events(run_id, kind)]
     return render(
         request,
         "run.html",
         run=run,
+        successor=successor,
         now=now,
         view=run_view(run, now, made),
         steps=last,
@@ -156,31 +165,33 @@ def rollouts_of_step(
 ) -> RedirectResponse:
     """What a training step was made of: the rollouts that its newest policy version answered."""
     with site_of(request).store.read() as connection:
-        run = read_run(connection, run_id)
-        number = _sampled_by(connection, run.id, step)
+        read_run(connection, run_id)
+        line = read_lineage(connection, run_id)
+        owner, number = _sampled_by(connection, line, step)
     place = "groups" if show == "groups" else "trajectories"
     order = None if show == "groups" else show
-    wanted = query({"run_id": run.id, "policy_number": number, "order": order})
+    wanted = query({"run_id": owner, "policy_number": number, "order": order})
     return RedirectResponse(f"/{place}?{wanted}", status_code=303)
 
 
-def _sampled_by(connection: Connection, run_id: str, step: int) -> int:
-    """The newest policy version that sampled what a step trained.
+def _sampled_by(connection: Connection, line: Sequence[str], step: int) -> tuple[str, int]:
+    """Which run of a line made a step, and the newest policy version that sampled what it trained.
 
     Where it trained nothing, the version that was served after the step before.
     """
+    of = metrics.c
+    made = select(of.run_id).where(of.run_id.in_(line), of.step == step).order_by(of.seq.desc()).limit(1)
+    owner = connection.scalar(made) or line[-1]
     trained = (
         select(func.max(steps.c.policy_number))
         .join(trained_steps, trained_steps.c.step_id == steps.c.id)
-        .where(trained_steps.c.run_id == run_id, trained_steps.c.train_step == step)
+        .where(trained_steps.c.run_id == owner, trained_steps.c.train_step == step)
     )
     if (found := connection.scalar(trained)) is not None:
-        return found
-    served = select(metrics.c.value).where(
-        metrics.c.run_id == run_id, metrics.c.name == "policy_version", metrics.c.step == step - 1
-    )
-    version = connection.scalar(served)
-    return max(0, step - 1) if version is None else int(version)
+        return owner, found
+    served = select(of.value).where(of.run_id.in_(line), of.name == "policy_version", of.step == step - 1)
+    version = connection.scalar(served.order_by(of.seq.desc()).limit(1))
+    return owner, max(0, step - 1) if version is None else int(version)
 
 
 @router.get("/compare")
@@ -198,9 +209,10 @@ def compare(request: Request, run: Annotated[list[str] | None, Query()] = None) 
         )
     with site_of(request).store.read() as connection:
         found = [read_run(connection, run_id) for run_id in chosen]
-        names = sorted({name for one in found for name in metric_names(connection, one.id)})
+        lines = [read_lineage(connection, one.id) for one in found]
+        names = sorted({name for line in lines for name in metric_names(connection, line)})
         stands = [standing(connection, one) for one in found]
-        rewards = [read_series(connection, one.id, ["reward_mean"]).get("reward_mean") for one in found]
+        rewards = [read_series(connection, line, ["reward_mean"]).get("reward_mean") for line in lines]
     charts = charts_of(names)
     return render(
         request,

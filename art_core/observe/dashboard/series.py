@@ -1,4 +1,6 @@
-"""Series: a run's metrics as columns, thinned to what a screen can show, and following what is added.
+"""Series: metrics as columns, thinned to what a screen can show, and following what is added.
+
+They are read of a line of runs, each of which continues the one before: a restart is no end of a curve.
 
 Invariant: series and the position that is handed out with them are of one state of the store, and what is
 read from a position on is everything that came after it, each row once.
@@ -138,35 +140,40 @@ def read_run(connection: Connection, run_id: str) -> Run:
     return found[0]
 
 
-def metric_names(connection: Connection, run_id: str) -> list[str]:
-    """Names of a run's metrics, by the alphabet."""
-    return sorted(connection.scalars(select(metrics.c.name).where(metrics.c.run_id == run_id).distinct()))
+def last_step(connection: Connection, line: Sequence[str]) -> int:
+    """The newest training step of a line of runs; 0 before the first."""
+    return connection.scalar(select(func.max(metrics.c.step)).where(metrics.c.run_id.in_(line))) or 0
+
+
+def metric_names(connection: Connection, line: Sequence[str]) -> list[str]:
+    """Names of a line's metrics, by the alphabet."""
+    return sorted(connection.scalars(select(metrics.c.name).where(metrics.c.run_id.in_(line)).distinct()))
 
 
 def read_series(
-    connection: Connection, run_id: str, names: Sequence[str], most: int = MOST_POINTS
+    connection: Connection, line: Sequence[str], names: Sequence[str], most: int = MOST_POINTS
 ) -> dict[str, Series]:
-    """Some of a run's metrics, `Series.thinned`; a name that it has no values of is left out."""
+    """Some metrics of a line of runs, `Series.thinned`; a name that it has no values of is left out."""
     of = metrics.c
-    query = select(of.name, of.step, of.value, of.created_at).where(of.run_id == run_id, of.name.in_(names))
+    query = select(of.name, of.step, of.value, of.created_at).where(of.run_id.in_(line), of.name.in_(names))
     return {name: one.thinned(most) for name, one in _columns(connection, query, names).items()}
 
 
 def sampled_series(
-    connection: Connection, run_id: str, names: Sequence[str], last_step: int, *, lately: int
+    connection: Connection, line: Sequence[str], names: Sequence[str], last: int, *, lately: int
 ) -> dict[str, Series]:
     """Every so many steps of some metrics, and the last ones: quick also where a run has many thousands.
 
     Args:
         connection: in a transaction.
-        run_id: whose they are.
+        line: ids of the runs.
         names: of the metrics.
-        last_step: the run's last one.
+        last: the newest step, see `last_step`.
         lately: how many steps before it are all there.
     """
     of = metrics.c
-    some = or_(of.step % max(1, last_step // _SAMPLED) == 0, of.step > last_step - lately)
-    query = select(of.name, of.step, of.value, of.created_at).where(of.run_id == run_id, some)
+    some = or_(of.step % max(1, last // _SAMPLED) == 0, of.step > last - lately)
+    query = select(of.name, of.step, of.value, of.created_at).where(of.run_id.in_(line), some)
     return _columns(connection, query.where(of.name.in_(names)), names)
 
 
@@ -174,14 +181,22 @@ def _columns(connection: Connection, query: Any, names: Sequence[str]) -> dict[s
     columns: dict[str, tuple[list[int], list[float | None], list[float]]] = {}
     # Taken apart as tuples: a run of thousands of steps has hundreds of thousands of rows.
     rows = cast(
-        "Iterable[tuple[str, int, float | None, float]]", connection.execute(query.order_by(metrics.c.step))
+        "Iterable[tuple[str, int, float | None, float]]",
+        connection.execute(query.order_by(metrics.c.step, metrics.c.seq)),
     )
     for name, step, value, at in rows:
         steps, values, times = columns.setdefault(name, ([], [], []))
+        if steps and steps[-1] == step:  # a later run has said it again
+            values[-1], times[-1] = _finite(value), at
+            continue
         steps.append(step)
-        values.append(value if value is not None and math.isfinite(value) else None)
+        values.append(_finite(value))
         times.append(at)
     return {name: Series(name, *columns[name]) for name in names if name in columns}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def position_of(connection: Connection, run_id: str) -> Position:
@@ -196,12 +211,12 @@ def position_of(connection: Connection, run_id: str) -> Position:
     return Position(event=event) if newest is None else Position(newest[0], newest[1], event)
 
 
-def newest_events(connection: Connection, run_id: str, most: int) -> tuple[list[Event], int]:
-    """A run's newest events, oldest first, without their data and without the ends of endless messages.
+def newest_events(connection: Connection, line: Sequence[str], most: int) -> tuple[list[Event], int]:
+    """The newest events of a line of runs, oldest first, without data and the ends of endless messages.
 
     Args:
         connection: in a transaction.
-        run_id: whose they are.
+        line: ids of the runs.
         most: how many at most.
 
     Returns:
@@ -209,9 +224,9 @@ def newest_events(connection: Connection, run_id: str, most: int) -> tuple[list[
     """
     of = events.c
     message = func.substr(of.message, 1, _MOST_SAID).label("message")
-    query = select(of.run_id, of.kind, message, of.created_at).where(of.run_id == run_id)
+    query = select(of.run_id, of.kind, message, of.created_at).where(of.run_id.in_(line))
     rows = connection.execute(query.order_by(of.seq.desc()).limit(most)).all()
-    count = connection.scalar(select(func.count()).select_from(events).where(of.run_id == run_id)) or 0
+    count = connection.scalar(select(func.count()).select_from(events).where(of.run_id.in_(line))) or 0
     found = [
         Event(run_id=r.run_id, kind=r.kind, message=r.message, data={}, created_at=r.created_at) for r in rows
     ]
