@@ -43,6 +43,8 @@ class Capabilities:
         server: who it is, as far as it says: ``vLLM 0.32.0``, ``unknown``.
         token_ids: it returns the exact ids of prompt and completion.
         logprobs: it returns the sampled tokens' log-probabilities.
+        tempered_logprobs: these are of the distribution that was sampled from, temperature included, and
+            not the model's own.
         stream_token_ids: it does so in streams too.
         tools: it takes requests with tools.
         load_adapters: it loads LoRA adapters at run time.
@@ -53,6 +55,7 @@ class Capabilities:
     server: str = "unknown"
     token_ids: bool = False
     logprobs: bool = False
+    tempered_logprobs: bool = False
     stream_token_ids: bool = False
     tools: bool = False
     load_adapters: bool = False
@@ -73,9 +76,11 @@ class Capabilities:
         return tuple(what for what, shown in self._all().items() if not shown)
 
     def _all(self) -> dict[str, bool]:
+        tempered = {"return logprobs at other temperatures than 1": self.tempered_logprobs}
         return {
             "return token ids": self.token_ids,
             "return logprobs": self.logprobs,
+            **(tempered if self.logprobs else {}),
             "stream token ids": self.stream_token_ids,
             "take tools": self.tools,
             "load adapters": self.load_adapters,
@@ -92,6 +97,8 @@ _MEANS = {
     "return token ids": "steps are recorded with trainable=False (vLLM from 0.10.2 on does, when asked with "
     "return_token_ids)",
     "return logprobs": "steps are recorded with trainable=False (the server must take logprobs=true)",
+    "return logprobs at other temperatures than 1": "what is to be trained must be collected at "
+    "temperature 1 (vLLM: --logprobs-mode processed_logprobs, so that logprobs are of what was sampled)",
     "stream token ids": "streamed calls are recorded with trainable=False",
     "take tools": "requests with tools are refused (vLLM: --enable-auto-tool-choice --tool-call-parser "
     "<name>)",
@@ -124,9 +131,10 @@ async def probe(client: httpx.AsyncClient, base_url: str, wanted: Sequence[str])
             f"one of {', '.join(wanted)} (vLLM: --served-model-name)"
         )
     card = next(card for card in cards if card.get("id") == model)
-    whole, streamed, tools, server, load = await asyncio.gather(
+    whole, streamed, tempered, tools, server, load = await asyncio.gather(
         _exact(client, base_url, model, stream=False),
         _exact(client, base_url, model, stream=True),
+        _tempers(client, base_url, model),
         _takes_tools(client, base_url, model),
         _server(client, base_url, card),
         _has_route(client, base_url, LOAD_ADAPTER),
@@ -136,6 +144,7 @@ async def probe(client: httpx.AsyncClient, base_url: str, wanted: Sequence[str])
         server=server,
         token_ids=whole.token_ids,
         logprobs=whole.logprobs,
+        tempered_logprobs=whole.logprobs and tempered,
         stream_token_ids=streamed.token_ids and streamed.logprobs,
         tools=tools,
         load_adapters=load,
@@ -216,6 +225,30 @@ async def _exact(client: httpx.AsyncClient, base_url: str, model: str, *, stream
     if stream:
         return _Exact(False, False, problem)
     raise EngineError(f"{base_url} does not answer a chat completion of {model!r}: {problem}")
+
+
+async def _tempers(client: httpx.AsyncClient, base_url: str, model: str) -> bool:
+    """Whether logprobs depend on the temperature: the likeliest token's is lower at 2 than at 1."""
+    asked = {
+        "model": model, "messages": [{"role": "user", "content": "Say any word."}], "max_tokens": 1,
+        "logprobs": True, "top_logprobs": 1,
+    }  # fmt: skip
+
+    async def likeliest(temperature: float) -> float:
+        answer = await client.post(
+            f"{base_url}/chat/completions", json={**asked, "temperature": temperature}, timeout=PROBE_SECONDS
+        )
+        return float(answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"])
+
+    try:
+        return await likeliest(1) - await likeliest(2) > TEMPERED
+    except (httpx.TransportError, ValueError, KeyError, IndexError, TypeError) as untold:
+        logger.info("%s does not tell the likeliest token's logprob: %r", base_url, untold)
+        return False
+
+
+TEMPERED = 0.1
+"""Nats by which two temperatures' logprobs must differ: more than batches and kernels make of one."""
 
 
 async def _takes_tools(client: httpx.AsyncClient, base_url: str, model: str) -> bool:

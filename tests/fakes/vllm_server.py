@@ -114,10 +114,11 @@ def logprob(token: int, position: int) -> float:
 
 
 @lru_cache(maxsize=65536)
-def _logprob_entry(token: int, value: float | None) -> str:
+def _logprob_entry(token: int, value: float | None, likeliest: float | None) -> str:
     """One entry of ``logprobs.content``, as JSON (``NaN`` too, which some servers send)."""
     entry = {"token": decode((token,)), "logprob": value, "bytes": [token] if token < 256 else []}
-    return json.dumps({**entry, "top_logprobs": []})
+    top = [] if likeliest is None else [{**entry, "logprob": likeliest}]
+    return json.dumps({**entry, "top_logprobs": top})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class FakeVLLM:
         chunk_delay: seconds between chunks.
         token_ids: whether ``return_token_ids`` is understood.
         logprobs: whether ``logprobs`` is understood.
+        tempered_logprobs: whether the likeliest token's logprob depends on the temperature.
         usage: whether answers carry token counts.
         null_logprobs: positions whose logprob is sent as null.
         nan_logprobs: positions whose logprob is sent as NaN.
@@ -178,6 +180,7 @@ class FakeVLLM:
         chunk_delay: float = 0.0,
         token_ids: bool = True,
         logprobs: bool = True,
+        tempered_logprobs: bool = True,
         usage: bool = True,
         null_logprobs: Sequence[int] = (),
         nan_logprobs: Sequence[int] = (),
@@ -191,6 +194,7 @@ class FakeVLLM:
         self.chunk_delay = chunk_delay
         self.token_ids = token_ids
         self.logprobs = logprobs
+        self.tempered_logprobs = tempered_logprobs
         self.usage = usage
         self.null_logprobs = tuple(null_logprobs)
         self.nan_logprobs = tuple(nan_logprobs)
@@ -314,9 +318,14 @@ class FakeVLLM:
             message["content"] = ""
         return message
 
-    def _logprobs_json(self, reply: Reply, start: int = 0, end: int | None = None) -> str:
+    def _logprobs_json(
+        self, request: Mapping[str, Any], reply: Reply, start: int = 0, end: int | None = None
+    ) -> str:
         pairs = zip((reply.tokens or ())[start:end], (reply.logprobs or ())[start:end], strict=False)
-        return '{"content": [' + ", ".join(_logprob_entry(t, p) for t, p in pairs) + "]}"
+        likeliest = None
+        if request.get("top_logprobs"):
+            likeliest = -0.5 * (request.get("temperature", 1) if self.tempered_logprobs else 1)
+        return '{"content": [' + ", ".join(_logprob_entry(t, p, likeliest) for t, p in pairs) + "]}"
 
     def _packs(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
         asked = request.get("return_token_ids") and request.get("logprobs")
@@ -369,7 +378,7 @@ class FakeVLLM:
             }
             if wants_ids:
                 choice["token_ids"] = reply.tokens
-            logprobs = self._logprobs_json(reply) if wants_logprobs else "null"
+            logprobs = self._logprobs_json(request, reply) if wants_logprobs else "null"
             parts.append(f'{json.dumps(choice)[:-1]}, "logprobs": {logprobs}}}')
         body = self._head(request, "chat.completion")
         if self.usage:
@@ -432,7 +441,7 @@ class FakeVLLM:
                 if packs and not (delta or last):
                     continue  # such chunks are sent for their tokens alone
                 extra = f', "token_ids": {json.dumps(ids[start:end])}' if wants_ids else ""
-                logprobs = self._logprobs_json(reply, start, end) if wants_logprobs else "null"
+                logprobs = self._logprobs_json(request, reply, start, end) if wants_logprobs else "null"
                 extra += f', "logprobs": {logprobs}'
                 if self.chunk_delay:
                     await asyncio.sleep(self.chunk_delay)

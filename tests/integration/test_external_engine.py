@@ -121,6 +121,7 @@ async def test_a_full_vllm_can_everything_and_says_so_in_one_message(
     assert can.models == (BASE,)
     assert can.token_ids
     assert can.logprobs
+    assert can.tempered_logprobs
     assert can.stream_token_ids
     assert can.tools
     assert can.load_adapters
@@ -140,6 +141,12 @@ async def test_a_full_vllm_can_everything_and_says_so_in_one_message(
             "cannot return token ids: steps are recorded with trainable=False",
         ),
         ({"logprobs": False}, "logprobs", "cannot return logprobs: steps are recorded with trainable=False"),
+        (
+            {"tempered_logprobs": False},
+            "tempered_logprobs",
+            "cannot return logprobs at other temperatures than 1: what is to be trained must be collected at "
+            "temperature 1 (vLLM: --logprobs-mode processed_logprobs",
+        ),
         ({"tools": False}, "tools", "cannot take tools: requests with tools are refused"),
         (
             {"loads": False},
@@ -155,7 +162,7 @@ async def test_what_a_server_cannot_do_is_found_out_and_said_with_the_way_out(
         async with engine_at(server) as engine:
             shown = {
                 name: getattr(engine.capabilities, name)
-                for name in ("token_ids", "logprobs", "tools", "load_adapters")
+                for name in {"token_ids", "logprobs", "tools", "load_adapters", missing}
             }
     assert [name for name, can in shown.items() if not can] == [missing]
     assert says in caplog.text
