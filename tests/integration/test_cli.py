@@ -399,7 +399,7 @@ def test_an_audit_ends_with_1_when_it_finds_something(tmp_path: Path) -> None:
     assert done.exit_code == ExitCode.FINDING
     assert said["run"] == run
     assert said["findings"]
-    assert "findings" in art(tmp_path, "audit").stdout
+    assert "1 finding\n" in art(tmp_path, "audit").stdout
 
 
 def test_a_record_without_runs_is_audited_whole(tmp_path: Path) -> None:
