@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from art_core.config import LoRAConfig
+from art_core.training.full_policy import FullPolicy
 from art_core.training.layout import Layout
 from art_core.training.peft_policy import PeftPolicy
 
@@ -53,3 +54,12 @@ def _load(directory: str, faults: str, device: str) -> PeftPolicy:
         for parameter in policy.trainable_parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(device))
     return policy
+
+
+def full_policy(directory: Path) -> Callable[[str], FullPolicy]:
+    """What builds a policy of which all weights are trained, in float32."""
+    return partial(_load_full, str(directory))
+
+
+def _load_full(directory: str, device: str) -> FullPolicy:
+    return FullPolicy.load(directory, dtype="float32", device=device)

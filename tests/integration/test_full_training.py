@@ -11,6 +11,7 @@ import torch
 from fakes.vllm_interpreter import fake_interpreter
 from fakes.vllm_sleeper import MAIN, fingerprint
 from helpers.embedded import forward_logprobs, serving
+from helpers.ranks import full_policy
 from helpers.tiny import tiny_model
 from helpers.training import group, passes, same, sample, step, trajectory, weights
 from transformers import AutoModelForCausalLM
@@ -22,6 +23,7 @@ from art_core.training import checkpoints
 from art_core.training.coefficients import Coefficients
 from art_core.training.full_policy import FullPolicy
 from art_core.training.grpo import Trainer
+from art_core.training.launch import TrainerProcesses
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.peft_policy import PeftPolicy
 from art_core.training.policy import BASE, TRAINING
@@ -121,6 +123,27 @@ def test_in_bfloat16_small_updates_add_up_and_versions_are_what_the_model_comput
 def entry(policy: Any, version: str | None, prompt: list[int], answer: list[int]) -> list[float]:
     with torch.no_grad(), policy.using(version):
         return entry_logprobs(policy, build_tree([sample(prompt, answer)])).logprob.tolist()
+
+
+def test_two_processes_make_the_weights_and_the_checkpoint_of_one(base: Path, tmp_path: Path):
+    parallel = ParallelConfig(processes=2, strategy="ddp", timeout=60)
+    config = CONFIG.replace(
+        learning_rate=1e-4, token_budget=16
+    )  # Adam's steps follow the sign of a tiny gradient
+    together = TrainerProcesses(full_policy(base), None, config, parallel, log_dir=tmp_path)
+    try:
+        alone = new_trainer(base, config=config)
+        for seed in (1, 2):
+            together.train(played(random.Random(seed)))
+            alone.train(played(random.Random(seed)))
+        written = checkpoints.save(tmp_path / "run", together, version=1)
+    finally:
+        together.close()
+    resumed = new_trainer(base, config=config)
+    checkpoints.load(written.directory, resumed)
+    for a, b in zip(weights(resumed.policy), weights(alone.policy), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=2e-5)
+    assert not same(weights(resumed.policy), weights(new_trainer(base).policy))
 
 
 def test_a_step_on_the_host_is_the_same_step(base: Path):
