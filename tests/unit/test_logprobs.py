@@ -123,3 +123,49 @@ def test_a_frozen_head_in_bfloat16_gives_float32_probabilities():
     assert given.grad.dtype == torch.bfloat16
     expected, _ = target_logprobs(head, hidden, at, tokens)
     torch.testing.assert_close(logprob, expected, atol=0.15, rtol=0.05)
+
+
+def test_each_row_has_a_temperature_of_its_own_whatever_the_chunks():
+    head, hidden, at, tokens = case(23, 40)
+    heat = torch.linspace(0.5, 2, 23)
+    factors, weights = torch.linspace(-1, 2, 40), torch.linspace(0.1, 1, 23)
+
+    def outcome(function):
+        given = hidden.clone().requires_grad_()
+        logprob, entropy = function(given)
+        ((factors * logprob).sum() + (weights * entropy).sum()).backward()
+        return logprob.detach(), entropy.detach(), given.grad
+
+    def plain(given: torch.Tensor):
+        every = torch.log_softmax(head(given) / heat[:, None], dim=-1)
+        return every[at, tokens], -(every.exp() * every).sum(-1)
+
+    expected = outcome(plain)
+    for chunk in (1, 4, 23, 100):
+        for found in (
+            outcome(
+                lambda h, n=chunk: target_logprobs(
+                    head, h, at, tokens, temperature=heat, entropy_gradient=True, chunk=n
+                )
+            ),
+            outcome(
+                lambda h, n=chunk: frozen_head_logprobs(
+                    h, head.weight.detach(), at, tokens, temperature=heat, chunk=n
+                )
+            ),
+        ):
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_temperature_leaves_a_frozen_head_in_bfloat16_where_it_was():
+    head, hidden, at, tokens = case(9, 12)
+    heat = torch.full((9,), 0.7)
+    given = hidden.bfloat16().requires_grad_()
+    weight = head.weight.detach().bfloat16()
+    logprob, entropy = frozen_head_logprobs(given, weight, at, tokens, temperature=heat, chunk=4)
+    logprob.sum().backward()
+    assert logprob.dtype == entropy.dtype == torch.float32
+    assert given.grad is not None
+    assert given.grad.dtype == torch.bfloat16
+    expected, _ = target_logprobs(head, hidden, at, tokens, temperature=heat)
+    torch.testing.assert_close(logprob, expected, atol=0.2, rtol=0.05)
