@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from art_core.errors import ConfigError
+from art_core.judgings import JUDGINGS, keeping
 from art_core.missing_calls import where_calls_went
 from art_core.recording import Rollout, Sink, new_id, set_current_rollout
 from art_core.scoring import Reward, RewardFunction, score, wants_output
@@ -215,7 +216,12 @@ async def _score(
 ) -> Reward:
     set_current_rollout(None)  # a judge's calls are not the agent's
     seen = replace(rollout.snapshot(), status=RolloutStatus.FINISHED)
-    return await score(reward, seen, output, executor)
+    kept = keeping()
+    try:
+        return await score(reward, seen, output, executor)
+    finally:
+        if kept and not rollout.ended:
+            rollout.metadata[JUDGINGS] = list(kept)
 
 
 async def _bounded(work: Coroutine[Any, Any, T], timeout: float | None) -> T:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any, cast
 
+from art_core.judgings import JUDGINGS
 from art_core.types import Step, Trajectory, TrajectoryGroup
 
 SUCCESS = "success"
@@ -153,11 +154,23 @@ def _judging(groups: Sequence[TrajectoryGroup]) -> dict[str, float]:
 
 
 def judgings(groups: Iterable[TrajectoryGroup]) -> list[Mapping[str, Any]]:
-    """What judges kept with the groups that they judged: one entry for each group (see `Judgement`)."""
+    """What judges took: an entry for each group that was judged, and for each judgement of a single run.
+
+    See `Judgement` and `art_core.judgings`.
+    """
     found: list[Mapping[str, Any]] = []
     for group in groups:
         kept = (t.metadata.get("ruler") for t in group)
         judging = (k["judging"] for k in kept if isinstance(k, Mapping) and "judging" in k)
         if (one := next(judging, None)) is not None:
             found.append(cast(Mapping[str, Any], one))
+        found += [own for t in group for own in own_judgings(t)]
     return found
+
+
+def own_judgings(trajectory: Trajectory) -> list[Mapping[str, Any]]:
+    """What judges took while this trajectory's own reward was worked out."""
+    kept = trajectory.metadata.get(JUDGINGS)
+    if not isinstance(kept, list):
+        return []
+    return [cast(Mapping[str, Any], one) for one in cast("list[object]", kept) if isinstance(one, Mapping)]

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from art_core.observe.gathered import judgings
+from art_core.observe.gathered import judgings, own_judgings
 from art_core.store import EndedRollout
-from art_core.types import Trajectory, TrajectoryGroup
+from art_core.types import TrajectoryGroup
 
 Interval = tuple[float, float]
 """Begin and end, Unix time in seconds."""
@@ -64,7 +64,8 @@ class Phases:
         """
         groups = list(groups)
         since, self._last = self._last, step.ended
-        ran = [*_rollouts(groups), *_intervals(ended)]
+        own = {t.id for group in groups for t in group}
+        ran = [*_rollouts(groups), *_intervals(rollout for rollout in ended if rollout.id not in own)]
         rollouts = _union(ran, since, step.began)
         busy = _union([*ran, *_judged(groups)], since, step.began)
         train = step.trained_to - step.trained_from
@@ -98,10 +99,16 @@ class Phases:
 
 
 def _rollouts(groups: Sequence[TrajectoryGroup]) -> list[Interval]:
-    return _intervals([t for group in groups for t in group])
+    """When the groups' agents ran: until a judge was asked, where the reward of a single run has one."""
+    found: list[Interval] = []
+    for t in (t for group in groups for t in group):
+        if t.duration is not None:
+            asked = [judging["started_at"] for judging in own_judgings(t)]
+            found.append((t.started_at, min([t.started_at + t.duration, *asked])))
+    return found
 
 
-def _intervals(rollouts: Iterable[Trajectory | EndedRollout]) -> list[Interval]:
+def _intervals(rollouts: Iterable[EndedRollout]) -> list[Interval]:
     return [(r.started_at, r.started_at + r.duration) for r in rollouts if r.duration is not None]
 
 

@@ -4,10 +4,12 @@ Invariant: order and number stay as they were; what cannot be scored has no rewa
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from art_core.errors import ConfigError, RewardError
+from art_core.judgings import JUDGINGS, keeping
 from art_core.rewards.compose import Component, evaluate
 from art_core.scoring import RewardFunction, wants_output
 from art_core.sync import run_sync
@@ -57,13 +59,14 @@ async def ascore_trajectories(
             return trajectory
         blank = replace(trajectory, reward=None, components={}, step_rewards={}, node_rewards={})
         async with slots:
+            kept = keeping()
             try:
                 found = await evaluate(reward, name, blank, output, timeout)
             except RewardError as error:
                 failure = Failure("reward", str(error), "art_core.errors.RewardError")
-                return replace(blank, status=RolloutStatus.FAILED, failure=failure)
+                return replace(_with(blank, kept), status=RolloutStatus.FAILED, failure=failure)
         return replace(
-            blank,
+            _with(blank, kept),
             reward=found.total,
             components=found.components,
             step_rewards=found.by_step,
@@ -72,6 +75,12 @@ async def ascore_trajectories(
         )
 
     return list(await asyncio.gather(*(one(t, o) for t, o in zip(waiting, given, strict=True))))
+
+
+def _with(trajectory: Trajectory, judgings: Sequence[Mapping[str, Any]]) -> Trajectory:
+    """A trajectory with what judges took now, in place of what they took for the reward that it had."""
+    rest = {name: value for name, value in trajectory.metadata.items() if name != JUDGINGS}
+    return replace(trajectory, metadata={**rest, JUDGINGS: list(judgings)} if judgings else rest)
 
 
 def score_trajectories(

@@ -141,6 +141,11 @@ class Judgement:
         )
 
     def _judging(self) -> dict[str, Any]:
+        return {"judging": self.took} if self.took else {}
+
+    @property
+    def took(self) -> dict[str, Any]:
+        """What judging took, as JSON can hold it; empty where nobody was asked."""
         if self.started_at is None:
             return {}
         took: dict[str, Any] = {
@@ -151,4 +156,4 @@ class Judgement:
             "prompt_tokens": self.usage.prompt_tokens,
             "completion_tokens": self.usage.completion_tokens,
         }
-        return {"judging": took if self.cost is None else {**took, "cost": self.cost}}
+        return took if self.cost is None else {**took, "cost": self.cost}

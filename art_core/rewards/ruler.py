@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from art_core.errors import ConfigError, RewardError
+from art_core.judgings import keep
 from art_core.rewards.cache import VerdictCache, question_key
 from art_core.rewards.judge import UNTOLD, Answer, Judge, JudgeError, Usage
 from art_core.rewards.judgement import Judgement, Scored
@@ -191,6 +192,8 @@ class Ruler:
         """
         group = TrajectoryGroup(trajectory.scenario, (trajectory,), trajectory.group_id or "")
         judgement = await self.ascore(group)
+        if judgement.took:
+            keep(judgement.took)
         if not judgement.scores:
             why = judgement.left_out.get(trajectory.id) or judgement.unscored
             raise JudgeError(f"trajectory {trajectory.id} has no score of {self.author}: {why}")
