@@ -24,6 +24,7 @@ from art_core.observe.sinks import (
     MLflowSink,
     PrometheusSink,
     SinkRun,
+    WandbSink,
     as_sinks,
     export_metrics,
 )
@@ -231,6 +232,10 @@ def test_sinks_are_named_or_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"give a list, as in sinks=\['jsonl'\]"):
         LocalBackend(sinks="jsonl")
     nothing: Any = 7
+    with pytest.raises(ConfigError, match="'jsonl' is named twice"):
+        as_sinks(["jsonl", "jsonl"])
+    with pytest.raises(ConfigError, match=r"mode='offlien'\): expected 'online' or 'offline'"):
+        WandbSink(mode="offlien")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="7 is no sink"):
         LocalBackend(sinks=[nothing])
     monkeypatch.setattr("art_core.observe.sinks.base.find_spec", lambda _: None)

@@ -27,16 +27,19 @@ def as_sinks(given: Iterable[str | MetricSink]) -> tuple[MetricSink, ...]:
     """Sinks, of their names or as they are.
 
     Raises:
-        ConfigError: there is no sink of that name, or its package is not installed.
+        ConfigError: there is no sink of that name, it is named twice, or its package is not installed.
     """
     if isinstance(given, str):
         raise ConfigError(f"sinks={given!r}: give a list, as in sinks=[{given!r}]")
+    given = list(given)
     sinks: list[MetricSink] = []
     for each in given:
         if not isinstance(each, str):
             if not callable(getattr(each, "open", None)):
                 raise ConfigError(f"{each!r} is no sink: give a name ({', '.join(SINKS)}) or a MetricSink")
             sinks.append(each)
+        elif given.count(each) > 1:
+            raise ConfigError(f"sinks: {each!r} is named twice, and would be told of every step twice")
         elif each in SINKS:
             sinks.append(SINKS[each]())
         else:

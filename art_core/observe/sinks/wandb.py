@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from art_core.errors import ConfigError
 from art_core.observe.sinks.base import SinkRun, require
 from art_core.store import RunState
 
@@ -31,7 +32,7 @@ class WandbSink:
         tags: of the run.
 
     Raises:
-        ConfigError: wandb is not installed.
+        ConfigError: wandb is not installed, or there is no such mode.
     """
 
     name = "wandb"
@@ -46,6 +47,8 @@ class WandbSink:
         tags: tuple[str, ...] = (),
     ) -> None:
         require("wandb", self.name, "wandb")
+        if mode not in (None, "online", "offline"):
+            raise ConfigError(f"WandbSink(mode={mode!r}): expected 'online' or 'offline'")
         self._project = project
         self._entity = entity
         self._directory = None if directory is None else Path(directory)
