@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -301,12 +301,12 @@ class _Rollouts:
         ]
         self._made = 0
 
-    def _conversation(self, task: int, variant: int) -> tuple[list[Row], bytes]:
+    def _conversation(self, task: int, variant: int) -> tuple[list[Row], list[Span]]:
         made = _conversation(self._tasks[task], task, variant)
         encoded = [codec.encode_step(step) for step in made]
         for step in encoded:
             self.pieces.update(step.pieces)
-        return [step.row for step in encoded], codec.encode_spans(_spans(made))
+        return [step.row for step in encoded], _spans(made)
 
     def group(
         self,
@@ -364,7 +364,8 @@ class _Rollouts:
                         "started_at": began + n,
                     }
                 )
-            made["span"].append({"rollout_id": name, "body": traced})
+            spans = [replace(span, started_at=began + span.started_at) for span in traced]
+            made["span"].append({"rollout_id": name, "body": codec.encode_spans(spans)})
             if reward is not None:
                 made["score"].append(
                     {
