@@ -143,7 +143,7 @@ def choices(store: Store, run_id: str | None = None) -> Choices:
         return Choices(
             policy_numbers=tuple(sorted(connection.scalars(numbers.distinct()))),
             nodes=tuple(sorted(connection.scalars(nodes.distinct()))),
-            causes=tuple(sorted({_cause(failure) for failure in connection.scalars(failures.distinct())})),
+            causes=tuple(sorted(set(filter(None, map(_cause, connection.scalars(failures.distinct())))))),
         )
 
 
@@ -182,8 +182,12 @@ def _of_cause(cause: str) -> ColumnElement[bool]:
     return func.substr(trajectories.c.failure, 1, len(begin)) == begin
 
 
-def _cause(failure: str) -> str:
-    return json.JSONDecoder().raw_decode(failure, len(_BEFORE_CAUSE))[0]
+def _cause(failure: str) -> str | None:
+    """The cause that a failure's JSON begins with; None where it is too long to be a cause's name."""
+    try:
+        return json.JSONDecoder().raw_decode(failure, len(_BEFORE_CAUSE))[0]
+    except json.JSONDecodeError:
+        return None
 
 
 def _calls(connection: Connection, ids: Sequence[str]) -> defaultdict[str, dict[str | None, int]]:

@@ -33,9 +33,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_every_page_shows_something_within_a_second(
     chromium: Browser, server: Server, screenshots: Path
 ) -> None:
-    """Median of three visits, each by a new profile. Twice the limit, times how busy the machine is, passes here:
+    """Median of three visits, each by a new profile.
 
-    other tests run beside this one, and `benchmarks/dashboard.py` says what a quiet machine takes.
+    Twice the limit passes, times how busy the machine is, since other tests run beside this one;
+    `benchmarks/dashboard.py` says what a quiet machine takes.
     """
     slow: dict[str, list[float]] = {}
     for name, path in PAGES.items():

@@ -26,7 +26,7 @@ _PAINTED = """() => new Promise((resolve) => {
 
 
 def busyness() -> float:
-    """How much longer things take than on a quiet machine: processes that want a core, for each core; 1 or more."""
+    """How many processes want each core, at least 1: about how much longer everything takes."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -49,22 +49,25 @@ class Tab:
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("dialog", self._opened)
         self.page.on("request", self._asked)
-        self._url = url
+        self.url = url
 
     def _opened(self, dialog: Any) -> None:
         self.complaints.append(f"a dialog opened: {dialog.message}")
         dialog.dismiss()
 
     def _asked(self, request: Request) -> None:
-        if not request.url.startswith((self._url, "data:", "blob:")):
+        if not request.url.startswith((self.url, "data:", "blob:")):
             self.complaints.append(f"asked for {request.url}")
 
     def close(self) -> list[str]:
         """Close it; everything it complained of, refusals by the Content Security Policy included."""
-        if not self.page.is_closed():
-            self.complaints += self.page.evaluate("window.__refused ?? []")
+        self.note_refusals()
         self.context.close()
         return self.complaints
+
+    def note_refusals(self) -> None:
+        """What the page's Content Security Policy refused is a complaint; call it before going elsewhere."""
+        self.complaints += self.page.evaluate("window.__refused.splice(0)")
 
     def first_content(self, path: str) -> float:
         """Go to a path; milliseconds until its first content is shown (first contentful paint)."""
@@ -98,6 +101,6 @@ class Tab:
         self.page.set_viewport_size({"width": window["width"], "height": max(height, window["height"])})
         plots = self.page.locator("figure[data-chart] .plot:visible")
         expect(plots.locator(".main-svg:first-child")).to_have_count(plots.count(), timeout=20_000)
-        self.page.screenshot(path=path, full_page=True, animations="disabled")
+        self.page.screenshot(path=path, animations="disabled")
         self.page.set_viewport_size(window)
         return path

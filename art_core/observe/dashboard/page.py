@@ -15,7 +15,7 @@ from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from fastapi import Request
 from fastapi.responses import HTMLResponse
@@ -88,6 +88,7 @@ def make_templates() -> Environment:
         "moment": moment,
         "ago": ago,
         "query": query,
+        "urlencode": lambda name: quote(str(name), safe=""),  # a slash of an id is none of its address
         "short": lambda name: shown(short_id(str(name)), 40),
     }
     return environment
