@@ -13,18 +13,17 @@ import json
 import logging
 import random
 import statistics
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, TypeVar
 
 from art_core.errors import ConfigError, RewardError
 from art_core.judgings import keep
-from art_core.rewards.cache import VerdictCache, question_key
-from art_core.rewards.judge import UNTOLD, Answer, Judge, JudgeError, Usage
+from art_core.rewards.asking import Asked, JudgeAsker
+from art_core.rewards.cache import VerdictCache
+from art_core.rewards.judge import Judge, JudgeError, Usage
 from art_core.rewards.judgement import Judgement, Scored
-from art_core.rewards.question import DEFAULT_RUBRIC, Question, needed, question
+from art_core.rewards.question import DEFAULT_RUBRIC, needed, question
 from art_core.rewards.rendering import (
     CountTokens,
     Entries,
@@ -34,25 +33,14 @@ from art_core.rewards.rendering import (
 )
 from art_core.rewards.scales import one_scale, overlapping_sets
 from art_core.rewards.shape import Price
-from art_core.rewards.verdicts import Verdict, read_verdicts, verdict_schema
+from art_core.rewards.verdicts import Verdict
 from art_core.scoring import Reward
 from art_core.sync import run_sync
-from art_core.types import Message, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+from art_core.types import RolloutStatus, Scenario, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-TRIES = 2
-"""Calls for one verdict: the first, and one more when it cannot be used."""
-
-
-@dataclass(slots=True)
-class _Record:
-    """What one judgement took so far."""
-
-    usage: Usage
-    problems: list[str]
 
 
 class Ruler:
@@ -75,11 +63,8 @@ class Ruler:
         concurrency: most groups that `ascore_groups` has judged at the same time.
         price: of the judge's tokens, so that its cost is known.
 
-    Attributes:
-        usage: what all calls so far took.
-
     Raises:
-        ConfigError: an argument is out of range.
+        ConfigError: an argument is out of range, or the judge is none.
     """
 
     def __init__(
@@ -104,19 +89,25 @@ class Ruler:
             raise ConfigError(f"timeout={timeout}: expected seconds above 0")
         if token_budget < 1000:
             raise ConfigError(f"token_budget={token_budget}: expected at least 1000, the frame alone has 500")
-        self.judge = judge
-        self.usage = Usage()
+        self._asker = JudgeAsker(judge, timeout, VerdictCache() if cache is None else cache)
         self._rubric = rubric
         self._votes = votes
         self._seed = seed
-        self._timeout = timeout
         self._budget = token_budget
         self._least = least_tokens
         self._count = count_tokens
-        self._cache = VerdictCache() if cache is None else cache
         self._concurrency = concurrency
         self._price = price
-        self._adding = threading.Lock()
+
+    @property
+    def judge(self) -> Judge:
+        """Which model judges."""
+        return self._asker.judge
+
+    @property
+    def usage(self) -> Usage:
+        """What all calls so far took."""
+        return self._asker.usage
 
     @property
     def author(self) -> str:
@@ -152,7 +143,7 @@ class Ruler:
         if not judged:
             return Judgement(author=self.author, unscored="no member can be judged", left_out=left_out)
         distinct = sorted(set(judged.values()), key=_contents)
-        record = _Record(Usage(), [])
+        record = Asked()
         unscored, scores = None, dict[str, Scored]()
         started_at, began = time.time(), time.perf_counter()
         try:
@@ -219,7 +210,7 @@ class Ruler:
         asked = question(items, rubric, budget=self._budget, count=self._count, seed=self._seed)
         if asked is None:
             raise JudgeError(f"token_budget={self._budget} has no room for {len(items)} trajectories at once")
-        verdicts = await self._answered(asked, _Record(Usage(), []))
+        verdicts = await self._asker.answered(asked, Asked())
         return {group.trajectories[i].id: verdicts[n].score for i, n in zip(order, asked.ids, strict=True)}
 
     def score(self, group: TrajectoryGroup) -> Judgement:
@@ -235,7 +226,7 @@ class Ruler:
     def _rubric_of(self, scenario: Scenario) -> str:
         return self._rubric if isinstance(self._rubric, str) else self._rubric(scenario)
 
-    async def _scores(self, items: Sequence[Entries], rubric: str, record: _Record) -> list[Scored]:
+    async def _scores(self, items: Sequence[Entries], rubric: str, record: Asked) -> list[Scored]:
         """The items' scores, in order.
 
         Raises:
@@ -277,7 +268,7 @@ class Ruler:
         return size
 
     async def _votes_on(
-        self, items: Sequence[Entries], chosen: Sequence[int], rubric: str, record: _Record
+        self, items: Sequence[Entries], chosen: Sequence[int], rubric: str, record: Asked
     ) -> dict[int, list[Verdict]]:
         """The verdicts of all votes on some items, by item.
 
@@ -298,7 +289,7 @@ class Ruler:
                     f"token_budget={self._budget} has no room for {len(order)} trajectories of so many steps"
                 )
             try:
-                verdicts = await self._verdicts(asked, record)
+                verdicts = await self._asker.verdicts(asked, record)
             except JudgeError as failure:
                 return str(failure)
             return {i: verdicts[name] for i, name in zip(order, asked.ids, strict=True)}
@@ -312,66 +303,6 @@ class Ruler:
                 f"needed: {' | '.join(reasons)}"
             )
         return {i: [given[i] for given in valid] for i in chosen}
-
-    async def _verdicts(self, asked: Question, record: _Record) -> Mapping[str, Verdict]:
-        """The verdicts on a question: as they were given before, or asked for now.
-
-        Raises:
-            JudgeError: there are none.
-        """
-        key = question_key(self.judge.name, asked.messages)
-        verdicts = self._cache.get(key)
-        if verdicts is None:
-            verdicts = await self._answered(asked, record)
-            self._cache.put(key, verdicts)
-        return verdicts
-
-    async def _answered(self, asked: Question, record: _Record) -> Mapping[str, Verdict]:
-        """The verdicts on a question, asked twice at most.
-
-        Raises:
-            JudgeError: neither answer can be used.
-        """
-        schema = verdict_schema(asked.ids)
-        messages, problems = asked.messages, list[str]()
-        for _ in range(TRIES):
-            answer: Answer | None = None
-            try:
-                answer = await self._ask(messages, schema, record)
-                return read_verdicts(answer.text, asked.ids)
-            except JudgeError as problem:
-                problems.append(str(problem))
-                record.problems.append(str(problem))
-                if answer is not None:
-                    messages = asked.again(answer.text, str(problem))
-        raise JudgeError("; then ".join(problems))
-
-    async def _ask(self, messages: Sequence[Message], schema: Mapping[str, Any], record: _Record) -> Answer:
-        """One call of the judge, counted whatever comes of it.
-
-        Raises:
-            JudgeError: it raised, or gave no answer in time.
-        """
-        call = asyncio.ensure_future(self.judge.ask(messages, schema))
-        usage = UNTOLD
-        try:
-            # Not asyncio.timeout: a judge that ignores its cancellation would hold the group for ever.
-            await asyncio.wait({call}, timeout=self._timeout)
-            if not call.done():
-                raise JudgeError(f"no answer within {self._timeout:g} s")
-            try:
-                answer = call.result()
-            except (Exception, asyncio.CancelledError) as failure:
-                raise JudgeError(f"the call failed: {type(failure).__name__}: {failure}") from failure
-            usage = answer.usage
-            return answer
-        finally:
-            if not call.done():
-                call.cancel()
-                call.add_done_callback(_look_at)
-            record.usage += usage
-            with self._adding:
-                self.usage += usage
 
 
 def _unfit(member: Trajectory) -> str | None:
@@ -390,12 +321,6 @@ def _scored(score: float, verdicts: Sequence[Verdict]) -> Scored:
 
 def _contents(item: Entries) -> str:
     return json.dumps([(entry.where, entry.what) for entry in item])
-
-
-def _look_at(call: "asyncio.Future[Answer]") -> None:
-    """Take note of how an abandoned call ended, which asyncio asks of somebody."""
-    if not call.cancelled() and (failure := call.exception()) is not None:
-        logger.debug("a judge's call that ran out of time ended with %r", failure)
 
 
 async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -407,3 +407,9 @@ def test_cost_is_of_the_tokens_told() -> None:
 def test_settings_out_of_range_are_named(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         Ruler(FunctionJudge(perfect), **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("judge", ["openai:gpt-5-mini", None, object()])
+def test_what_cannot_be_asked_is_no_judge(judge: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is no judge: .*LangChainJudge"):
+        Ruler(judge)
