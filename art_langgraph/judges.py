@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, convert_to_messages
+from langchain_core.runnables import Runnable
 
 from art_core.errors import ConfigError
 from art_core.recording import set_current_rollout
@@ -40,8 +41,8 @@ class LangChainJudge:
         options: for a ``provider:model`` only: the model's arguments (``temperature=0``, ``base_url=...``).
 
     Raises:
-        ConfigError: ``langchain`` or the provider's package is missing, the provider is unknown, or there
-            are options for a model that is made already.
+        ConfigError: ``langchain`` or the provider's package is missing, the provider is unknown, there are
+            options for a model that is made already, or it is no chat model.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class LangChainJudge:
         if isinstance(model, str):
             self._model = _made(model, options)
             self.name = name or model
+        elif not isinstance(cast(object, model), Runnable):  # one with fallbacks is no BaseChatModel
+            raise ConfigError(f"{model!r} is no chat model; give one, or 'provider:model'")
         elif options:
             raise ConfigError(
                 f"options {', '.join(options)} are for a judge named 'provider:model'; give them to "

@@ -272,6 +272,8 @@ def test_a_judge_that_cannot_be_made_is_a_config_error() -> None:
         LangChainJudge("nobody:model")
     with pytest.raises(ConfigError, match="temperature"):
         LangChainJudge(WordsOnly(), temperature=0)
+    with pytest.raises(ConfigError, match="3 is no chat model; give one, or 'provider:model'"):
+        LangChainJudge(3)  # type: ignore[arg-type]
 
 
 def branching_graph(server: FakeVLLM) -> Any:
