@@ -228,8 +228,6 @@ def server_arguments(
     ):
         if size > 1:
             arguments += [flag, str(size)]
-    if config.chat_template is not None:
-        arguments += ["--chat-template", str(config.chat_template.resolve())]
     return arguments + list(config.extra_args)
 
 
