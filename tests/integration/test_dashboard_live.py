@@ -11,8 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from helpers.dashboard_server import Server
+from helpers.trajectories import a_trajectory
+from starlette.testclient import TestClient
 
 from art_core.errors import ConfigError
+from art_core.observe.dashboard.app import create_app
 from art_core.observe.dashboard.series import (
     Position,
     Series,
@@ -213,3 +216,14 @@ def test_a_sample_of_a_long_run_has_its_last_steps_and_is_short(store: Store) ->
     assert len(found["a"].steps) < 210
     assert found["a"].values == [float(step) for step in found["a"].steps]
     assert len(whole["a"].steps) == 1000
+
+
+def test_a_rollout_that_has_ended_is_told_so_once_and_not_followed(store: Store) -> None:
+    store.save_trajectory(a_trajectory("over/there", steps=2))
+    client = TestClient(create_app(store))
+    followed = client.get("/trajectories/over%2Fthere/live?after=running~1")
+    assert followed.headers["content-type"].startswith("text/event-stream")
+    assert followed.text.count("event: change") == 1
+    assert '{"status": "finished", "calls": 2}' in followed.text
+    assert client.get("/trajectories/nothing/live").status_code == 404
+    assert "data-live" not in client.get("/trajectories/over%2Fthere").text

@@ -23,6 +23,7 @@ from art_core.observe.dashboard import (
     feedback_forms,
     knob_control,
     live,
+    live_trajectory,
     pages_audit,
     pages_groups,
     pages_runs,
@@ -40,6 +41,7 @@ PAGES = (
     pages_audit,
     pages_tree,  # before groups, whose addresses take any rest
     pages_groups,
+    live_trajectory,  # before trajectories, whose addresses take any rest, too
     pages_trajectories,
     pages_scenarios,
     feedback_forms,

@@ -14,6 +14,7 @@ from art_core.errors import UnknownTrajectoryError
 from art_core.observe.dashboard.blocks import as_text, span_text, step_blocks
 from art_core.observe.dashboard.drawing_graph import draw, fitting_shape
 from art_core.observe.dashboard.filters import filter_from, run_choices
+from art_core.observe.dashboard.live_trajectory import sign_of
 from art_core.observe.dashboard.page import render, site_of
 from art_core.observe.dashboard.texts import LIMIT, cut
 from art_core.observe.dashboard.token_view import Colour, Part, token_page, tokenizer_of
@@ -166,6 +167,7 @@ def trajectory(
         request,
         "trajectory.html",
         row=row,
+        sign=sign_of(row),
         trajectory=whole,
         drawing=draw(whole, visits, shape),
         shaped=shape is not None,
