@@ -52,6 +52,20 @@ def test_a_planted_fault_is_found_with_runs_to_read_and_a_fix(make: Make, names:
         assert set(finding.trajectories) <= known
 
 
+def test_a_function_that_cannot_score_the_runs_is_a_finding_and_not_a_clean_report():
+    runs = scored(lambda t: float(len(t.id) % 2), world(1, 12, 4))
+    report = audit(runs, reward=lambda t: 1 / 0)
+    finding = next(f for f in report.findings if f.name == "cannot_score_again")
+    assert finding.severity is Severity.CRITICAL
+    assert "48 of 48 (100%)" in finding.message
+    assert "division by zero" in finding.message
+
+    ids = sorted(t.id for group in runs for t in group)
+    report = audit(runs, reward=lambda t: float("nan") if t.id == ids[0] else 1.0)
+    finding = next(f for f in report.findings if f.name == "cannot_score_again")
+    assert (finding.severity, finding.trajectories) == (Severity.WARNING, (ids[0],))
+
+
 @pytest.mark.parametrize("make", SOUND.values(), ids=SOUND)
 @pytest.mark.parametrize("size", [(GROUPS, MEMBERS), (10, 4)], ids=["many", "few"])
 def test_a_sound_reward_has_no_findings_however_much_the_audit_has_at_hand(make: Make, size: tuple[int, int]):

@@ -4,10 +4,13 @@ Invariant: what the function could not score is an error with its text, never a 
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from art_core.errors import RewardError
+from art_core.rewards.audit.check import Checked
+from art_core.rewards.audit.finding import Finding, Severity, share, to_read
 from art_core.rewards.compose import Component, evaluate
 from art_core.scoring import Reward, RewardFunction, wants_output
 from art_core.types import Trajectory
@@ -70,3 +73,27 @@ class Asker:
             except RewardError as error:
                 return Asked(trajectory, None, str(error))
         return Asked(trajectory, found)
+
+
+def scored_again(asked: Sequence[Asked]) -> Checked:
+    """Whether the function can score runs that have a reward, as they are.
+
+    Args:
+        asked: what it said of unchanged runs.
+    """
+    failed = [one for one in asked if one.reward is None]
+    figures = {"asked": float(len(asked)), "unscored": float(len(failed))}
+    if not failed:
+        return Checked(figures=figures)
+    error, _ = Counter(str(one.error) for one in failed).most_common(1)[0]
+    finding = Finding(
+        name="cannot_score_again",
+        severity=Severity.CRITICAL if len(failed) == len(asked) else Severity.WARNING,
+        message=f"the function cannot score {share(len(failed), len(asked))} recorded runs that have a "
+        f"reward ({error[:200]})",
+        fix="mend the function, or audit without it where it reads what is not recorded: a live environment, "
+        "or what an agent returned and no metadata['output'] has kept",
+        trajectories=to_read(one.trajectory.id for one in failed),
+        figures=figures,
+    )
+    return Checked((finding,), figures)

@@ -54,6 +54,7 @@ CHECKS: tuple[Check, ...] = (
 
 QUESTIONS: Mapping[str, str] = {
     "probes": "what does the function say of changed runs?",
+    "answers": "can the function score the runs as they are?",
     "repeatable": "does the function say the same twice?",
     "recorded": "does it still say what was recorded?",
     "rare_input": "can it score answers that are rare?",

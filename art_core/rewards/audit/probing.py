@@ -1,8 +1,7 @@
 """Asking a reward function about runs that were changed on purpose, as a test asks a program.
 
 Invariant: the record is not touched, and a probe's verdict rests on what the same function says of the
-unchanged
-run: it is about what the change did, not about how good the run is.
+unchanged run: it is about what the change did, not about how good the run is.
 
 A sample of runs, the best and worst of their groups -> each as it is, twice -> each changed: longer,
 scrambled, shortened to a letter, a list of every answer, nothing; under another's id; with rare texts ->
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from art_core.rewards.audit.answers import answer, answered, with_answer
-from art_core.rewards.audit.asking import Asked, Asker
+from art_core.rewards.audit.asking import Asked, Asker, scored_again
 from art_core.rewards.audit.check import Checked
 from art_core.rewards.audit.evidence import Evidence, reward_of
 from art_core.rewards.audit.finding import Finding, Severity, share, to_read
@@ -97,6 +96,7 @@ async def probe(evidence: Evidence, asker: Asker, groups: int, seed: int) -> dic
         return {"probes": Checked(skipped="no group with two scored and answered members")}
     first = [await asker.ask(members) for members in chosen]
     again = [await asker.ask(members) for members in chosen]
+    found["answers"] = scored_again([one for members in first for one in members])
     found["repeatable"] = _repeats(first, again)
     found["recorded"] = _recorded(first, found["repeatable"])
     found["rare_input"] = await _rare(chosen, asker)
@@ -105,7 +105,9 @@ async def probe(evidence: Evidence, asker: Asker, groups: int, seed: int) -> dic
         return found
     sample = _sampled(first)
     if sample is None:
-        found["probes"] = Checked(skipped="the function gives all probed runs of each group the same reward")
+        found["probes"] = Checked(
+            skipped=f"fewer than {LEAST} groups have two runs to which the function gives different rewards"
+        )
         return found
     found["identity"] = await _identity(sample, asker)
     found["padding"] = await _padding(sample, asker)
