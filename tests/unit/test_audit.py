@@ -359,5 +359,7 @@ def test_a_judge_that_answers_nothing_is_named():
 
     case = SOUND["RULER"](18, 6, 4)
     report = audit(case.groups, ruler=Ruler(Silent()), groups=3)
-    assert [f.name for f in report.findings] == ["judge_fails"]
+    [finding] = report.findings
+    assert finding.name == "judge_fails"
+    assert "said nothing" in finding.message
     assert report.figure("judge_answers", "failed") == 1.0

@@ -6,6 +6,7 @@ orders, so that every member stands early and late, and is compared with itself.
 
 import asyncio
 import random
+from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -38,6 +39,7 @@ class _Group:
     group: TrajectoryGroup
     orders: tuple[tuple[int, ...], ...]
     said: tuple[dict[str, float] | None, ...]
+    errors: tuple[str, ...]
 
 
 async def judge_again(evidence: Evidence, ruler: Ruler, groups: int, seed: int) -> dict[str, Checked]:
@@ -82,12 +84,14 @@ async def _ask(group: TrajectoryGroup, ruler: Ruler, seed: float) -> _Group:
     half = (count + 1) // 2
     orders = tuple(map(tuple, (order, order, order[::-1], [*order[half:], *order[:half]])))
     said: list[dict[str, float] | None] = []
+    errors: list[str] = []
     for one in orders:
         try:
             said.append(await ruler.ascore_in_order(group, one))
-        except JudgeError:
+        except JudgeError as error:
             said.append(None)
-    return _Group(group, orders, tuple(said))
+            errors.append(str(error))
+    return _Group(group, orders, tuple(said), tuple(errors))
 
 
 def _answers(asked: list[_Group]) -> Checked:
@@ -96,12 +100,14 @@ def _answers(asked: list[_Group]) -> Checked:
     figures = {"failed": failed / questions, "questions": float(questions)}
     if failed <= FAILING * questions:
         return Checked(figures=figures)
+    error, _ = Counter(error for one in asked for error in one.errors).most_common(1)[0]
     finding = Finding(
         name="judge_fails",
         severity=Severity.CRITICAL if failed * 2 > questions else Severity.WARNING,
         message=f"the judge gave no usable answer to {failed} of {questions} questions, each asked twice at "
-        "most",
-        fix="give it a larger context or timeout, fewer runs at once, or use a model that keeps to JSON",
+        f"most ({error[:200]})",
+        fix="if its calls fail, see to its server; else give it a larger context or timeout, fewer runs at "
+        "once, or use a model that keeps to JSON",
         trajectories=to_read(t.id for one in asked if None in one.said for t in one.group),
         figures=figures,
     )
