@@ -49,7 +49,7 @@ MEMBERS: dict[str, tuple[str, ...]] = {
         "policy_number",
         "started_at",
         "duration",
-        "steps",
+        "calls",
         "nodes",
     ),
     "trajectories show: scores[]": (

@@ -1,5 +1,6 @@
 """``trajectories``: find, read, compare and export what agents did."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -77,7 +78,7 @@ def list_(
         which = _filter(store, run, step, scenario, group, node, status, cause, reward_min, reward_max, order)
         page = list_trajectories(store, which, limit, after)
     if as_json:
-        show_json({"trajectories": page.items, "next": page.next})
+        show_json({"trajectories": [_row_json(row) for row in page.items], "next": page.next})
     else:
         show(_rows_table(page.items, page.next))
 
@@ -110,6 +111,11 @@ def _filter(
         reward_max=reward_max,
         order=order,
     )
+
+
+def _row_json(row: "TrajectoryRow") -> dict[str, Any]:
+    """A row by its fields; "steps" are training steps in what commands print, and these are calls."""
+    return {"calls" if name == "steps" else name: value for name, value in asdict(row).items()}
 
 
 def _rows_table(rows: "tuple[TrajectoryRow, ...]", following: str | None) -> "RenderableType":
