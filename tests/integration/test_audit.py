@@ -115,4 +115,5 @@ async def test_rules_of_a_real_agent_are_not_called_hacked_because_good_runs_tak
     assert (report.figure("steps", "rho_steps") or 0) > 0.3
     # The answer is in a tool call and in the graph's state, and the probes reach it there.
     assert report.figure("content", "kept_when_scrambled") == 0.0
-    assert report.figure("listing", "list_is_paid") == 0.0
+    # Where even the best run of a group was poor, a list may be worth as much.
+    assert (report.figure("listing", "list_is_paid") or 0.0) < 0.5
