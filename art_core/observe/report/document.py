@@ -5,15 +5,13 @@ whatever a model, tool, scenario or setting contributed is escaped text.
 """
 
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from art_core.errors import StoreError
+from art_core.jsonl import write_lines
 from art_core.observe.report.examples import Change, Extremes, Met, changes, extremes
 from art_core.observe.report.style import CSS
 from art_core.observe.run_view import ENVIRONMENT, RunView, hint_of, outcome_words, state_words, view_run
@@ -47,16 +45,7 @@ def write_report(store: Store, run_id: str, path: Path | str, *, examples: int =
     """
     path = Path(path)
     document = report_html(store, run_id, examples=examples)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_text(document, encoding="utf-8")
-        unfinished.replace(path)
-    except OSError as unwritable:
-        raise StoreError(f"{path} cannot be written: {unwritable}") from unwritable
-    finally:
-        with suppress(OSError):  # where nothing could be made, nothing is left
-            unfinished.unlink()
+    write_lines(path, [document])
     return path
 
 
