@@ -125,7 +125,7 @@ def import_(
     """
     from art_langgraph.langfuse.client import LangfuseClient
     from art_langgraph.langfuse.importing import import_file, import_from_langfuse
-    from art_langgraph.langfuse.traces import TraceFilter
+    from art_langgraph.langfuse.traces import TraceFilter, traces_in_file
 
     wanted = TraceFilter(
         tags=tuple(tag or ()),
@@ -147,6 +147,8 @@ def import_(
     with ExitStack() as held:
         # Before the project is made, should it be missing: what is wrong leaves nothing behind.
         client = held.enter_context(LangfuseClient()) if file is None else None
+        if file is not None:
+            next(traces_in_file(file), None)
         store = held.enter_context(_opened_or_made(project, root, url))
         run_id = _run_id(store, run)
         if file is not None:

@@ -160,6 +160,8 @@ def test_an_import_that_cannot_begin_makes_no_project(
     server: LangfuseServer, run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("import", "--project", "new", "--since", "yesterday", code=2)
+    run("import", str(tmp_path / "none.json"), "--project", "new", code=4)
+    run("import", __file__, "--project", "new", code=4)
     monkeypatch.delenv("LANGFUSE_SECRET_KEY")
     run("import", "--project", "new", code=2)
     assert not list(tmp_path.iterdir())
