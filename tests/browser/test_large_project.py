@@ -16,8 +16,6 @@ from benchmarks.dashboard import PAGES
 LIMIT_MS = 1000.0
 """Most time to first content on a quiet machine."""
 
-NEWEST_FIRST = ["r-0199", "r-0198"]
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -209,6 +209,14 @@ def test_what_can_be_filtered_by_is_what_a_run_has(store: Store) -> None:
     assert choices(store).nodes == ("elsewhere", "judge", "player")
 
 
+def test_a_cause_that_is_no_name_is_not_offered_and_hides_no_other(store: Store) -> None:
+    for name, cause in (("t-long", '<b>"' + "x" * 10_000), ("t-short", "timeout")):
+        failure = Failure(cause, "it took too long")
+        store.save_trajectory(replace(member(name, None), failure=failure))
+    assert choices(store).causes == ("timeout",)
+    assert count_trajectories(store, TrajectoryFilter(status="failed")) == 2
+
+
 def test_runs_are_summed_up_newest_first_with_a_sparkline_that_stays_short(store: Store) -> None:
     old, new = store.begin_run("agent"), store.begin_run("other")
     save(store, member("a", 0.2), member("b", 0.4), run=old)

@@ -25,6 +25,7 @@ _TONES = {
     "update_skipped": "warn",
     "learning_rate_lowered": "warn",
     "no_spread": "warn",
+    "reward_audit": "warn",
     "knobs_refused": "warn",
     "replica_out": "warn",
     "engine_restarted": "warn",
