@@ -107,6 +107,7 @@ async def test_rules_of_a_real_agent_are_not_called_hacked_because_good_runs_tak
         questions,
         group_size=6,
         reward=rules,
+        concurrency=1,  # the draws are in one order
         progress=False,
         require_policy_calls=False,
     )
