@@ -103,6 +103,16 @@ def show(result: Mapping[str, Any]) -> None:
     console.print(found, alarms, agents, result["record"])
 
 
+def ratios(measured: dict[str, Any]) -> dict[str, float]:
+    """Share of faulty and of sound rewards that were called faulty, by the size of what was audited."""
+    found: dict[str, float] = {}
+    for groups, members in SIZES:
+        size = f"{groups}x{members}"
+        for name, cases in (("detected", measured["faults"]), ("false_alarms", measured["sound"])):
+            found[f"{name}_{size}"] = sum(case[size] for case in cases) / len(cases)
+    return found
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -114,4 +124,4 @@ if __name__ == "__main__":
     measured = {**rates(seeds), "examples": agents, "record": seconds()}
     show(measured)
     if not quick:
-        write_result("audit", measured, {})
+        write_result("audit", measured, ratios(measured))
