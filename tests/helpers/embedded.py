@@ -55,7 +55,6 @@ def forward_logprobs(
     version: str,
     prompt: Sequence[int],
     completion: Sequence[int],
-    *,
     temperature: float = 1.0,
 ) -> list[float]:
     """What the trainer's plain forward pass says of a completion's tokens."""

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -26,7 +27,6 @@ Feature = Literal[
     "adapters",
     "forced calls",
     "known ids",
-    "logprobs before bias",
     "malformed calls in streams",
     "one call",
     "reasoning",
@@ -183,7 +183,8 @@ class EngineUnderTest:
         scripted: whether it says scripts' replies when asked; else it is made to by constrained decoding.
         lacks: what it leaves out, and why.
         tokenizer: its model's, where known.
-        logprobs: what the trainer's forward pass says of (version, prompt, completion), where known.
+        logprobs: what the trainer's forward pass says of (version, prompt, completion) at a temperature,
+            where known.
         tolerance: how near that must be.
         adapters: for publishing, where possible.
         context: most tokens of prompt and completion.
@@ -197,7 +198,7 @@ class EngineUnderTest:
     scripted: bool = True
     lacks: Mapping[Feature, str] = field(default_factory=dict)
     tokenizer: Any = None
-    logprobs: Callable[[str, Sequence[int], Sequence[int]], list[float]] | None = None
+    logprobs: Callable[[str, Sequence[int], Sequence[int], float], list[float]] | None = None
     tolerance: Tolerance = FLOAT32
     adapters: Adapters | None = None
     context: int = CONTEXT
@@ -259,7 +260,7 @@ def embedded(family: Family, folder: Path, **settings: Any) -> Iterator[EngineUn
             model="agent@0",
             lacks=LACKS["embedded"] | _by_family(family),
             tokenizer=parrot.parrot_tokenizer(family),
-            logprobs=lambda version, prompt, said: forward_logprobs(policy, version, prompt, said),
+            logprobs=partial(forward_logprobs, policy),
             adapters=Adapters(engine, policy, loop, folder, "agent"),
             slots=engine._config.max_batch,
             family=family,
@@ -305,7 +306,7 @@ def vllm(model: Path | None, folder: Path, python: Path | None, dtype: str) -> I
             scripted=model is None,
             lacks=LACKS["vllm"] | _by_family(family),
             tokenizer=policy.tokenizer,
-            logprobs=lambda version, prompt, said: forward_logprobs(policy, version, prompt, said),
+            logprobs=partial(forward_logprobs, policy),
             tolerance=FLOAT32 if dtype == "float32" else BFLOAT16,
             adapters=Adapters(engine, policy, loop, folder, "agent"),
             family=family,

@@ -123,18 +123,15 @@ def test_a_bias_of_minus_100_forbids_a_token(engine: EngineUnderTest) -> None:
     assert first not in say(engine, body, stream=False).ids
 
 
-def test_a_bias_of_100_forces_a_token_and_its_logprob_stays_the_models(engine: EngineUnderTest) -> None:
+def test_a_bias_of_100_forces_a_token_and_its_logprob_says_so(engine: EngineUnderTest) -> None:
     engine.need("sampling", "known ids", "trainer")
-    assert engine.logprobs is not None
     forced = reply_ids(engine.tokenizer, HELLO)[1]
     body = engine.request(FREE, **EXACT, logit_bias={str(forced): 100}, max_tokens=6)
     answer = engine.post(body).json()
     said = whole(answer["choices"][0])
     assert set(said.ids) == {forced}
-    if "logprobs before bias" not in engine.lacks:
-        expected = engine.logprobs(engine.model, answer["prompt_token_ids"], said.ids)
-        found = [entry["logprob"] for entry in said.logprobs]
-        assert found == pytest.approx(expected, abs=engine.tolerance.most)
+    # Of what was sampled from, as at every temperature; without the bias these tokens are unlikely.
+    assert [entry["logprob"] for entry in said.logprobs] == pytest.approx([0.0] * 6, abs=1e-3)
 
 
 def test_penalties_keep_a_model_from_repeating_itself(engine: EngineUnderTest) -> None:

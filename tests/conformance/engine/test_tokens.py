@@ -107,7 +107,7 @@ def test_logprobs_are_those_of_the_trainers_forward_pass(engine: EngineUnderTest
         body.pop("structured_outputs", None)  # a grammar would change the distribution
         answer = engine.post(body).json()
         said = whole(answer["choices"][0])
-        expected = engine.logprobs(engine.model, answer["prompt_token_ids"], said.ids)
+        expected = engine.logprobs(engine.model, answer["prompt_token_ids"], said.ids, temperature)
         differences += [abs(a["logprob"] - b) for a, b in zip(said.logprobs, expected, strict=True)]
     differences.sort()
     figures = (

@@ -23,7 +23,7 @@ def distance(engine: EngineUnderTest, version: str, answer: dict[str, Any]) -> f
     """Mean distance of its tokens' log-probabilities from those that the trainer sees under a version."""
     assert engine.logprobs is not None
     said = whole(answer["choices"][0])
-    expected = engine.logprobs(version, answer["prompt_token_ids"], said.ids)
+    expected = engine.logprobs(version, answer["prompt_token_ids"], said.ids, 1.0)
     found = [entry["logprob"] for entry in said.logprobs]
     assert len(found) == len(said.ids)
     return sum(abs(a - b) for a, b in zip(found, expected, strict=True)) / len(found)
