@@ -15,9 +15,13 @@ from playwright.sync_api import Browser, expect, sync_playwright
 expect.set_options(timeout=15_000)  # a busy machine may take seconds; a quiet one waits for nothing
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """The browser; tests of pages are skipped where there is none."""
+    """The browser; tests of pages are skipped where there is none.
+
+    One for each module: while Playwright's sync face is on, its event loop counts as running in this thread,
+    and asynchronous tests of other modules could not run.
+    """
     found = browser()
     if found is None:
         pytest.skip(ADVICE)
