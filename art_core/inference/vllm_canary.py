@@ -48,7 +48,8 @@ class Reading:
 
     Attributes:
         prefill: logprobs of the prompt's tokens but the first  [prompt_tokens - 1].
-        decode: logprobs of the forced tokens  [decoded_tokens].
+        decode: logprobs of a token beside the one that is forced, at each forced token: what the model
+            thinks of one against the other, less a constant  [decoded_tokens].
     """
 
     prefill: tuple[float, ...]

@@ -31,6 +31,8 @@ CANARY = (
     "silent, everyone climbed back to the light, counted heads, and asked what had changed since yesterday."
 )
 DECODED_TOKENS = 8
+FORCE = 50
+"""Bias of the forced token: enough against any logits, and little enough for float32 to tell others apart."""
 
 
 class SleepCycle:
@@ -134,20 +136,25 @@ class SleepCycle:
             asked = {"model": version.name, "prompt": CANARY}
             answer = await server.ask(TOKENIZE, asked, "tokenize the canary")
             self._prompt = [int(token) for token in answer["tokens"]][: self._longest]
+        forced = self._prompt[-1]
+        other = next((token for token in reversed(self._prompt) if token != forced), forced ^ 1)
         body = {
             "model": version.name,
             "prompt": self._prompt,
             "prompt_logprobs": 0,
-            "logprobs": 0,
+            # Of the forced token, which is certain, and of the other one, which says what the model thinks.
+            "logprobs": 2,
+            "return_tokens_as_token_ids": True,
             "max_tokens": DECODED_TOKENS,
             "temperature": 0,
             "ignore_eos": True,
-            "allowed_token_ids": self._prompt[-1:],
+            "allowed_token_ids": [forced, other],
+            "logit_bias": {str(forced): FORCE},
             "cache_salt": uuid.uuid4().hex,
         }
         answer = await server.ask("/v1/completions", body, f"answer the canary of {version}")
         try:
-            return _reading(answer["choices"][0])
+            return _reading(answer["choices"][0], other)
         except (LookupError, TypeError, ValueError, AttributeError) as other:
             raise EngineError(f"{version}: vLLM's answer to the canary has no logprobs: {other!r}") from other
 
@@ -155,10 +162,10 @@ class SleepCycle:
         return [await self.read(server, version) for _ in range(READINGS)]
 
 
-def _reading(choice: dict[str, Any]) -> Reading:
+def _reading(choice: dict[str, Any], other: int) -> Reading:
     prompt: Sequence[dict[str, dict[str, float]] | None] = choice["prompt_logprobs"]
     entries = [entry for entry in prompt if entry]
     return Reading(
         tuple(float(next(iter(entry.values()))["logprob"]) for entry in entries),
-        tuple(float(value) for value in choice["logprobs"]["token_logprobs"]),
+        tuple(float(top[f"token_id:{other}"]) for top in choice["logprobs"]["top_logprobs"]),
     )

@@ -94,10 +94,18 @@ class SleepingVLLM(FakeVLLM):
         entries: list[Any] = [None]
         for position, token in enumerate(prompt[1:], 1):
             entries.append({str(token): {"logprob": read(token, position), "rank": 1}})
-        forced = request["allowed_token_ids"][0]
-        decoded = [read(forced, len(prompt) + i) for i in range(request["max_tokens"])]
+        # The allowed token that has a bias is certain, so that the other one says what the weights are.
+        (forced,) = map(int, request["logit_bias"])
+        (other,) = set(request["allowed_token_ids"]) - {forced}
+        bias = request["logit_bias"][str(forced)]
+        places = range(len(prompt), len(prompt) + request["max_tokens"])
+        tops = [{f"token_id:{forced}": 0.0, f"token_id:{other}": read(other, i) - bias} for i in places]
         choice = {"index": 0, "text": "", "prompt_logprobs": entries, "finish_reason": "length"}
-        choice["logprobs"] = {"token_logprobs": decoded, "tokens": ["x"] * len(decoded)}
+        choice["logprobs"] = {
+            "top_logprobs": tops if request["logprobs"] >= 2 else [],
+            "token_logprobs": [0.0] * len(places),
+            "tokens": [f"token_id:{forced}"] * len(places),
+        }
         return json.dumps({"choices": [choice]}).encode()
 
     def _weights(self, name: str) -> bytes:
