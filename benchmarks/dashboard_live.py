@@ -26,14 +26,17 @@ from art_core.store import Store
 from art_core.store.records import Run, RunState
 from benchmarks.environment import write_result
 
-NOTE = """() => {
+NOTE = """addEventListener("DOMContentLoaded", () => {
     const steps = document.querySelector("#steps");
-    window.shown = {};
-    const look = () => { window.shown[steps.textContent] ??= Date.now() / 1000; };
+    const look = () => {
+        const shown = JSON.parse(localStorage.shown ?? "{}");
+        shown[steps.textContent] ??= Date.now() / 1000;
+        localStorage.shown = JSON.stringify(shown);
+    };
     new MutationObserver(look).observe(steps, {childList: true, characterData: true, subtree: true});
     look();
-}"""
-"""Notes when each number of steps was first shown, in Unix seconds."""
+});"""
+"""Notes when each number of steps was first shown, in Unix seconds; also when the page loads itself again."""
 
 PATIENCE = 900.0
 """Seconds until a run has to begin."""
@@ -52,8 +55,8 @@ def main() -> None:
             with sync_playwright() as playwright:
                 chromium = playwright.chromium.launch(executable_path=browser(), args=list(ARGUMENTS))
                 page = chromium.new_page()
+                page.add_init_script(NOTE)
                 page.goto(f"{server.url}/runs/{run.id}")
-                page.evaluate(NOTE)
                 opened = time.time()
                 shown = watched(store, run, page)
                 chromium.close()
@@ -81,7 +84,7 @@ def watched(store: Store, run: Run, page: Page) -> dict[str, float]:
     while next(r for r in store.runs() if r.id == run.id).state is RunState.RUNNING:
         page.wait_for_timeout(500)
     page.wait_for_timeout(5_000)
-    shown: dict[str, Any] = page.evaluate("window.shown")
+    shown: dict[str, Any] = page.evaluate("JSON.parse(localStorage.shown)")
     return shown
 
 
