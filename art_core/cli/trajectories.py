@@ -46,6 +46,9 @@ OrderOption: TypeAlias = Annotated[
     typer.Option("--order", help="What comes first.", rich_help_panel=_FILTER),
 ]
 Id: TypeAlias = Annotated[str, typer.Argument(help="A trajectory's id, or a part of it that no other has.")]
+OnlyNode: TypeAlias = Annotated[
+    str | None, typer.Option("--node", help="Only calls of this LangGraph node.", show_default=False)
+]
 
 
 @app.command("list")
@@ -147,9 +150,7 @@ def _rows_table(rows: "tuple[TrajectoryRow, ...]", following: str | None) -> "Re
 @app.command()
 def show(
     trajectory: Id,
-    node: Annotated[
-        str | None, typer.Option("--node", help="Only calls of this LangGraph node.", show_default=False)
-    ] = None,
+    node: OnlyNode = None,
     tree: Annotated[bool, typer.Option("--tree", help="Who called whom, one line for each call.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Messages at their whole length.")] = False,
     project: Project = None,
@@ -195,9 +196,7 @@ def show(
 def compare(
     first: Id,
     second: Id,
-    node: Annotated[
-        str | None, typer.Option("--node", help="Only calls of this LangGraph node.", show_default=False)
-    ] = None,
+    node: OnlyNode = None,
     project: Project = None,
     root: Root = ROOT,
     url: Url = None,

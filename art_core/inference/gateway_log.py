@@ -239,17 +239,6 @@ class CompletionLog:
             raise CaptureError(f"completion {key} is not known here: it did not come through this gateway")
         raise type(fate)(str(fate))
 
-    def take_oldest(self) -> Completion:
-        """Hand out the completion that has waited longest.
-
-        Raises:
-            CaptureError: there is none.
-        """
-        with self._lock:
-            if not self._kept:
-                raise CaptureError("no completion is waiting")
-            return self._hand_out(next(iter(self._kept)))
-
     def take_alike(
         self, messages: Sequence[Mapping[str, Any]], text: str, *, since: float
     ) -> Completion | None:

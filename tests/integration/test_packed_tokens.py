@@ -76,7 +76,7 @@ def test_stock_clients_are_recorded_by_the_gateway(server: FakeVLLM, way: Callab
     with Gateway(server.base_url) as gateway:
         model = ChatOpenAI(model="m@1", base_url=gateway.base_url, api_key="none", max_retries=0)  # type: ignore[arg-type]
         answer = way(model)
-        completion = gateway.completions.take_oldest()
+        completion = gateway.completions.take(next(iter(gateway.completions._kept)))
     assert answer.content == "hello there"
     assert "art_tokens" not in str(answer)
     (step,) = completion.steps("t-1", StepIdentity())
