@@ -200,11 +200,6 @@ class RunRecords(OpenStore):
         with read_transaction(self._engine) as connection:
             return reading.read_versions(connection, model)
 
-    def latest_version(self, model: str) -> AdapterVersion | None:
-        """A model's version with the highest number; None when it has none."""
-        found = self.versions(model)
-        return found[-1] if found else None
-
 
 def _json(value: Mapping[str, Any] | None, what: str) -> str:
     try:

@@ -64,10 +64,9 @@ def test_runs_metrics_versions_and_events_are_kept(store: Store) -> None:
         (1, "loss", "0.5"),
         (1, "kl", "nan"),
     ]
-    latest = store.latest_version("agent")
-    assert latest is not None
-    assert latest.policy.name == "agent@1"
-    assert latest.adapter_dir == Path("/tmp/agent@1")
+    (version,) = store.versions("agent")
+    assert version.policy.name == "agent@1"
+    assert version.adapter_dir == Path("/tmp/agent@1")
     assert [e.message for e in store.events(run)] == ["KL was 2.0"]
     with pytest.raises(StoreError, match="agent@1"):
         store.add_version(PolicyVersion("agent", 1), "/tmp/other")
