@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from fastapi.routing import APIRoute
 from helpers.synthetic_store import fill
 from starlette.testclient import TestClient
 
@@ -186,6 +188,25 @@ def test_a_page_that_waits_for_an_audit_gets_that_one_although_the_run_goes_on(e
         page(client, f"/runs/r-0000/audit{waiting}")
     finished_audit(client, f"/runs/r-0000/audit{waiting}")
     assert len(app.state.audits._jobs) == 1
+
+
+def test_head_is_answered_as_get_is_on_every_page_without_the_body(client: TestClient, store: Store) -> None:
+    trajectory = next(iter(store.trajectories()))
+    known = {"run_id": "r-0000", "group_id": trajectory.group_id, "trajectory_id": trajectory.id}
+    paths = {
+        re.sub(r"\{(\w+)(?::\w+)?\}", lambda found: str(known[found[1]]), route.path)
+        for route in client.app.routes  # type: ignore[attr-defined]
+        if isinstance(route, APIRoute) and "GET" in route.methods
+    }
+    assert {"/", "/runs/r-0000", "/runs/r-0000/live", "/trajectories", "/vendor/plotly.min.js"} <= paths
+    for path in sorted(paths):
+        head = client.head(path)  # also what follows a run for ever: its answer ends with its headers
+        assert head.content == b""
+        if not path.endswith("/live"):
+            got = client.get(path)
+            assert (head.status_code, head.headers) == (got.status_code, got.headers), path
+    assert client.head("/nowhere").status_code == 404
+    assert client.head("/feedback").status_code == 405
 
 
 # -- how a run stands ----------------------------------------------------------------------------------

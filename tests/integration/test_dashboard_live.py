@@ -1,5 +1,6 @@
 """The dashboard as its users start it: a process of its own, followed while a run goes on."""
 
+import http.client
 import json
 import socket
 import time
@@ -153,6 +154,18 @@ def test_ctrl_c_ends_the_server_although_pages_are_open(store: Store, server: Se
         assert time.monotonic() - began < 10
     assert server.process.stdout is not None
     assert "Traceback" not in server.process.stdout.read()
+
+
+def test_head_leaves_no_byte_of_a_body_on_the_connection(store: Store, server: Server) -> None:
+    run_id = store.begin_run("agent")
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    for path in ("/", f"/runs/{run_id}", f"/runs/{run_id}/live", "/static/page.css"):
+        connection.request("HEAD", path)
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == (200, b"")
+        connection.request("GET", "/")  # a stray byte would be taken for the beginning of this answer
+        assert connection.getresponse().read().startswith(b"<!doctype html>")
+    connection.close()
 
 
 def test_it_says_where_it_is_and_that_it_is_read_only(server: Server, store: Store) -> None:

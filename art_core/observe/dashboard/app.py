@@ -1,7 +1,7 @@
 """The dashboard's application.
 
 Invariant: every answer forbids what the pages do not need (scripts of others, inline scripts, frames, other
-hosts), and an error of ours is a page that says what to do.
+hosts), an error of ours is a page that says what to do, and HEAD is answered as GET is, without the body.
 """
 
 import secrets
@@ -85,8 +85,9 @@ def create_app(store: Store, *, control: bool = False, hosts: Sequence[str] | No
     if hosts is not None:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False)
     app.add_middleware(_Headers)
+    app.add_middleware(_Head)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
-    app.add_api_route("/vendor/plotly.min.js", _plotly, methods=["GET", "HEAD"])
+    app.add_api_route("/vendor/plotly.min.js", _plotly)
     for module in PAGES:
         app.include_router(module.router)
     app.add_exception_handler(ArtError, _ours)
@@ -155,3 +156,23 @@ class _Headers:
             await send(message)
 
         await self._app(scope, receive, with_headers)
+
+
+class _Head:
+    """Answers HEAD as GET, without the body (RFC 9110, 9.3.2); what streams ends with its headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def head_alone(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                await send(message)
+                # The answer is whole: whoever streams is told that the client has left.
+                await send({"type": "http.response.body", "body": b""})
+
+        await self._app({**scope, "method": "GET"}, receive, head_alone)
