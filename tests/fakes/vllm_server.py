@@ -18,7 +18,8 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from http import HTTPStatus
@@ -207,6 +208,8 @@ class FakeVLLM:
         self.port = port
         self._script = self._as_script("ok" if reply is None else reply)
         self._failing: _Faults | None = None
+        self._released = threading.Event()
+        self._released.set()
         self._ids = 0
         self._stopping: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -241,13 +244,25 @@ class FakeVLLM:
             raise ValueError(f"no such faults: {sorted(unknown)}; known: {FAULTS}")
         self._failing = _Faults(rate, tuple(kinds), random.Random(seed), times) if rate else None
 
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, requests come in and no answer ends: of a stream only the first text is sent.
+
+        So a test can look at what goes on meanwhile, on a machine of any speed.
+        """
+        self._released.clear()
+        try:
+            yield
+        finally:
+            self._released.set()
+
     def __enter__(self) -> Self:
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="fake-vllm", daemon=True
         )
         self._thread.start()
-        if not self._started.wait(10):
-            raise RuntimeError("the fake server did not start within 10 s")
+        if not self._started.wait(60):
+            raise RuntimeError("the fake server did not start within 60 s")
         return self
 
     def __exit__(
@@ -414,6 +429,10 @@ class FakeVLLM:
             body["usage"] = self._usage(prompt, choices)
         return json.dumps(body).encode()
 
+    async def _let_go(self) -> None:
+        while not self._released.is_set():
+            await asyncio.sleep(0.005)
+
     async def _chat_stream(
         self, request: dict[str, Any], choices: Sequence[Reply], *, packs: bool = False
     ) -> AsyncIterator[bytes]:
@@ -445,6 +464,8 @@ class FakeVLLM:
                 extra += f', "logprobs": {logprobs}'
                 if self.chunk_delay:
                     await asyncio.sleep(self.chunk_delay)
+                if position:
+                    await self._let_go()
                 yield chunk(index, delta, reply.finish_reason if last else None, extra)
         if self.usage and (request.get("stream_options") or {}).get("include_usage"):
             body = {**head, "choices": [], "usage": self._usage(prompt, choices)}
@@ -537,6 +558,8 @@ class FakeVLLM:
         wait = self.latency + max(c.delay for c in choices)
         if wait:
             await asyncio.sleep(wait)
+        if not body.get("stream"):
+            await self._let_go()
         packs = self._packs(body, headers)
         if not path.endswith("/chat/completions"):
             _send(writer, 200, self._text(body, choices))

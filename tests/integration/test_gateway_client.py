@@ -27,7 +27,7 @@ def server(*answers: bytes) -> Generator[str]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
@@ -53,7 +53,7 @@ def completion() -> Completion:
 def test_a_connection_that_is_closed_without_an_answer_is_tried_once_more() -> None:
     with server(b"", http(completion().to_json())) as url:
         client = GatewayClient(url)
-        assert client.take("k").result(10) == completion()
+        assert client.take("k").result(60) == completion()
         client.close()
 
 
@@ -61,5 +61,5 @@ def test_a_gateway_that_never_answers_is_named() -> None:
     with server(b"", b"") as url:
         client = GatewayClient(url)
         with pytest.raises(CaptureError, match=f"{url} did not answer"):
-            client.take("k").result(10)
+            client.take("k").result(60)
         client.close()

@@ -53,7 +53,7 @@ def gateway(fake: FakeVLLM, sink: Kept) -> Iterator[Gateway]:
 
 @pytest.fixture
 def http(gateway: Gateway) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=gateway.url, timeout=20) as client:
+    with httpx.Client(base_url=gateway.url, timeout=120) as client:
         yield client
 
 
