@@ -29,7 +29,7 @@ from art_core.types import PolicyVersion, Scenario, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art_core.store import Store
-    from art_core.training.knobs import Knobs
+    from art_core.training.knobs import Knobs, Turn
     from art_core.training.report import TrainReport
 
 
@@ -212,14 +212,17 @@ class TrainableModel:
         """For calls whose chat model names no temperature of its own; None: the server's default."""
         return self._registered.knobs.temperature
 
-    def turn(self, **values: float | None) -> None:
+    def turn(self, **values: "Turn") -> None:
         """Turn knobs while a run goes on, as in ``model.turn(learning_rate=3e-5, temperature=0.8)``.
 
         They hold from the next call of `train` (temperature: from the next call of a chat model), are kept in
         ``knobs.json`` beside the checkpoints, which can be edited as well, and each change is an event.
 
+        ``model.turn(reward_weights={"steps": -0.05})`` puts a weight in place of the one that rewards were
+        scored with, in what is trained; other components' weights stay as they are.
+
         Args:
-            **values: see `art_core.training.knobs.Knobs`; None goes back to what was configured.
+            **values: see `art_core.training.knobs.Knobs`; None goes back to what was configured, or scored.
 
         Raises:
             ConfigError: there is no such knob, or it does not go there. Nothing is changed.

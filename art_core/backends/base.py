@@ -14,7 +14,7 @@ from art_core.inference.endpoint import PolicyEndpoint
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.selection import Train
-from art_core.training.knobs import Knobs
+from art_core.training.knobs import Knobs, Turn
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Registration(Protocol):
         """Settings as they were turned while the run goes on."""
         ...
 
-    def turn(self, **values: float | None) -> None:
+    def turn(self, **values: Turn) -> None:
         """Turn knobs, from the next call of `atrain` on.
 
         Raises:

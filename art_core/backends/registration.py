@@ -42,7 +42,7 @@ from art_core.observe.sinks.base import MetricSink
 from art_core.recording import Sink
 from art_core.selection import Train
 from art_core.store import RunState, Store
-from art_core.training.knobs import KnobBoard, Knobs, Turned
+from art_core.training.knobs import KnobBoard, Knobs, Turn, Turned
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -264,7 +264,9 @@ class LocalRegistration:
 
         def learn() -> "TrainReport":
             version, config = self.current_version().number, self._board.config
-            served = self._feed.serve(kept, version, config)
+            served = self._feed.serve(kept, version, config, self._board.knobs.reward_weights)
+            if served.rescaled:
+                self._trainer.forget_rewards()
             report = merge_reports(
                 [self._trainer.train(batch, train=train, imitate=imitate) for batch in served.batches]
             )
@@ -272,11 +274,18 @@ class LocalRegistration:
             gathered = gathered_metrics(
                 [g for batch in kept for g in batch], success_reward=config.success_reward
             )
-            metrics = {**report.metrics, **served.metrics, **gathered}
-            if (score := metrics.get(self._metric)) is not None:
+            metrics = {**report.metrics, **gathered, **served.metrics}
+            # Versions are compared on one scale: that on which their rollouts were scored.
+            scored = {"reward_mean": metrics.get("reward_mean_scored", metrics["reward_mean"])}
+            if (score := {**metrics, **scored}.get(self._metric)) is not None:
                 self._scores[version] = score
-            report = replace(report, metrics=metrics, left_out=Counter(report.left_out) + served.left_out)
-            return self._audited(report, [g for batch in kept for g in batch])
+            report = replace(
+                report,
+                metrics=metrics,
+                events=(*served.events, *report.events),
+                left_out=Counter(report.left_out) + served.left_out,
+            )
+            return self._audited(report, served.collected)
 
         return await self._learn(learn, [g for batch in kept for g in batch])
 
@@ -345,6 +354,7 @@ class LocalRegistration:
         version = self._serving.next_version()
         state = {
             "replay": self._feed.state(),
+            "reward_weights": self._feed.weights,
             "scores": {str(n): s for n, s in self._scores.items()},
             # Written with the weights, so that nobody who was killed has to guess what they hold.
             "update": {"model": self.name, "groups": groups, "report": report_to_json(report)},
@@ -360,7 +370,8 @@ class LocalRegistration:
         """Go on from what a checkpoint kept for us."""
         self._scores.update({int(n): score for n, score in state["scores"].items()})
         self._board.read()
-        self._feed.restore(state["replay"], self.store.group, self._board.config)
+        weights = state.get("reward_weights", {})  # older checkpoints say nothing
+        self._feed.restore(state["replay"], self.store.group, self._board.config, weights)
 
     # -- turning it while it runs --------------------------------------------------------------------
 
@@ -369,7 +380,7 @@ class LocalRegistration:
         """Settings as they were turned; what is None is as configured."""
         return self._board.knobs
 
-    def turn(self, **values: float | None) -> None:
+    def turn(self, **values: Turn) -> None:
         """Turn knobs, from the next call of ``train`` on; see `TrainableModel.turn`."""
         self._note(self._board.turn(**values))
 

@@ -21,7 +21,7 @@ SUCCESS = "success"
 MOST_NODES = 100
 """Nodes with metrics of their own, those with the most calls: names that a graph makes up stay bounded."""
 
-_WEIGHT = "weight/"  # what a component of a mixed reward weighs is a setting, no measurement
+_SETTINGS = ("weight/", "scale/")  # what a component of a mixed reward weighs is no measurement
 
 
 def gathered_metrics(
@@ -55,16 +55,20 @@ def gathered_metrics(
 
 
 def _rewards(groups: Sequence[TrajectoryGroup], everyone: Sequence[Trajectory]) -> dict[str, float]:
-    told: dict[str, float] = {}
-    if spreads := [pstdev(group.rewards) for group in groups if len(group.rewards) > 1]:
-        told["reward_group_std"] = fmean(spreads)
+    told = group_std(groups)
     for name, values in _by_name(t.components for t in everyone if not t.failed).items():
         told[f"reward/component/{name}"] = fmean(values)
         told[f"reward/component_std/{name}"] = pstdev(values)
     for name, values in _by_name(t.metrics for t in everyone if not t.failed).items():
-        if not name.startswith(_WEIGHT):
+        if not name.startswith(_SETTINGS):
             told[f"rollout/metric/{name}"] = fmean(values)
     return told
+
+
+def group_std(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
+    """The metric ``reward_group_std``, where some group has two rewards."""
+    spreads = [pstdev(group.rewards) for group in groups if len(group.rewards) > 1]
+    return {"reward_group_std": fmean(spreads)} if spreads else {}
 
 
 def _by_name(mappings: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:

@@ -11,12 +11,12 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from art_core.errors import ConfigError
 from art_core.rewards.compose import Component, Composed
-from art_core.rewards.sums import combined
+from art_core.rewards.sums import SCALE, combined
 from art_core.scoring import Reward
 from art_core.types import Trajectory
 
@@ -64,8 +64,9 @@ class Adaptive(Component):
     """A sum whose weights are divided by each component's running spread.
 
     ``Adaptive(0.7 * quality - 0.3 * Latency())`` weighs 0.7 to 0.3 in standard deviations, whatever the
-    units. The weight that was used is recorded like any other. It has a memory, so it runs in one process:
-    with workers, use fixed weights. `spreads` and ``known`` carry the memory over a restart.
+    units. The weight that was used is recorded like any other, and beside it the deviation that it was
+    divided by. It has a memory, so it runs in one process: with workers, use fixed weights. `spreads` and
+    ``known`` carry the memory over a restart.
 
     Attributes:
         total: the sum.
@@ -116,22 +117,25 @@ class Adaptive(Component):
         """The sum, on the scale of the trajectory's group."""
         parts = await self.total.parts(trajectory, output)
         with self._changing:
-            weights = self._weights(trajectory.group_id)
+            scales = self._scales_of(trajectory.group_id)
             for name, part in parts.items():
                 spread = self._spreads.get(name, RunningSpread())
                 self._spreads[name] = spread.seen(part.total, self.window)
-        return combined(parts, weights, trajectory, events=self.total.events)
+        weights = {name: weight / scales[name] for name, weight in self.total.weights.items()}
+        found = combined(parts, weights, trajectory, events=self.total.events)
+        scaled = {f"{SCALE}{name}": scale for name, scale in scales.items() if scale != 1.0}
+        return replace(found, metrics={**found.metrics, **scaled})
 
-    def _weights(self, group_id: str | None) -> Mapping[str, float]:
+    def _scales_of(self, group_id: str | None) -> Mapping[str, float]:
         known = None if group_id is None else self._scales.get(group_id)
         if known is not None:
             return known
-        weights = {name: weight / self._scale(name) for name, weight in self.total.weights.items()}
+        scales = {name: self._scale(name) for name in self.total.weights}
         if group_id is not None:
-            self._scales[group_id] = weights
+            self._scales[group_id] = scales
             while len(self._scales) > KEPT_GROUPS:
                 self._scales.popitem(last=False)
-        return weights
+        return scales
 
     def _scale(self, name: str) -> float:
         spread = self._spreads.get(name, RunningSpread())

@@ -11,6 +11,7 @@ from typing import Any
 from art_core.errors import ConfigError, RewardError
 from art_core.judgings import JUDGINGS, keeping
 from art_core.rewards.compose import Component, evaluate
+from art_core.rewards.sums import without_weights
 from art_core.scoring import RewardFunction, wants_output
 from art_core.sync import run_sync
 from art_core.types import Failure, RolloutStatus, Trajectory
@@ -71,7 +72,7 @@ async def ascore_trajectories(
             components=found.components,
             step_rewards=found.by_step,
             node_rewards=found.by_node,
-            metrics={**trajectory.metrics, **found.metrics},
+            metrics={**without_weights(trajectory.metrics), **found.metrics},
         )
 
     return list(await asyncio.gather(*(one(t, o) for t, o in zip(waiting, given, strict=True))))

@@ -11,6 +11,48 @@ from art_core.errors import RewardError
 from art_core.scoring import Reward
 from art_core.types import Trajectory
 
+WEIGHT = "weight/"
+"""Before a component's name: the metric that is its weight in the sum."""
+
+SCALE = "scale/"
+"""Before a component's name: the metric that its weight was divided by (`adaptive`); absent: by nothing."""
+
+
+def component_weights(trajectory: Trajectory) -> dict[str, float]:
+    """The weights of the components of a trajectory's outermost sum, by name; empty where none can be told.
+
+    Where none were recorded, components that add up to the reward count once each; parts of them
+    (``<component>/<part>``) are counted with them.
+    """
+    told = {
+        name: trajectory.metrics[f"{WEIGHT}{name}"]
+        for name in trajectory.components
+        if f"{WEIGHT}{name}" in trajectory.metrics
+    }
+    if told or trajectory.reward is None:
+        return told
+    whole = {
+        name: value
+        for name, value in trajectory.components.items()
+        if not any(name.startswith(f"{other}/") for other in trajectory.components)
+    }
+    total = math.fsum(whole.values())
+    return (
+        dict.fromkeys(whole, 1.0)
+        if math.isclose(total, trajectory.reward, rel_tol=1e-6, abs_tol=1e-6)
+        else {}
+    )
+
+
+def scale_of(trajectory: Trajectory, name: str) -> float:
+    """What the weight of a component was divided by."""
+    return trajectory.metrics.get(f"{SCALE}{name}", 1.0)
+
+
+def without_weights(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A trajectory's metrics without what a sum recorded there, before another one records its own."""
+    return {name: value for name, value in metrics.items() if not name.startswith((WEIGHT, SCALE))}
+
 
 def combined(
     parts: Mapping[str, Reward], weights: Mapping[str, float], trajectory: Trajectory, *, events: bool = False
@@ -31,7 +73,7 @@ def combined(
     for name, part in parts.items():
         for kept, new in (
             (components, part.components),
-            (metrics, {**part.metrics, f"weight/{name}": weights[name]}),
+            (metrics, {**part.metrics, f"{WEIGHT}{name}": weights[name]}),
         ):
             if twice := next((key for key in new if key in kept), None):
                 raise RewardError(f"two components recorded {twice!r}; rename one with named()")

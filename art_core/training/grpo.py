@@ -150,6 +150,10 @@ class Trainer:
         """Train on after a guardrail's stop."""
         self.guardrails.resume()
 
+    def forget_rewards(self) -> None:
+        """Compare no later reward with earlier ones: they are on another scale."""
+        self.guardrails.forget_rewards()
+
     def close(self) -> None:
         """Let go of what it holds open: nothing, in this process (see `launch.TrainerProcesses`)."""
 

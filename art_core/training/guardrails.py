@@ -44,7 +44,8 @@ class TrainEvent:
 
     Attributes:
         kind: ``update_skipped``, ``learning_rate_lowered``, ``learning_rate_raised``, ``training_stopped``,
-            ``no_spread``, ``token_budget_lowered``, ``gradient_checkpointing_on``, ``reward_audit``.
+            ``no_spread``, ``token_budget_lowered``, ``gradient_checkpointing_on``, ``reward_audit``,
+            ``reward_weights_unused``.
         message: what happened and why, for a person.
         value: the number that it was decided by.
         limit: what the number was compared with; None where there is no such number.
@@ -111,6 +112,11 @@ class Guardrails:
         self._troubled = self._calm = self._without_spread = 0
         self.rate_scale = 1.0
         self._best_reward = self._first_reward = self._reward
+
+    def forget_rewards(self) -> None:
+        """Begin anew with what was seen of rewards: they are on another scale from now on."""
+        self._reward = self._best_reward = self._first_reward = None
+        self._without_spread = 0
 
     def check(self, *, update: int, loss: float, grad_norm: float, kl_old_new: float) -> TrainEvent | None:
         """Why an update must not be applied; None when it may be.

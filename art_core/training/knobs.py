@@ -3,8 +3,9 @@
 Invariant: a value that cannot be used is refused with its name and changes nothing; every change is told of,
 with what it was before; what a run was turned to is in its file, so that a resumed run goes on with it.
 
-The file is JSON beside the checkpoints, such as ``{"learning_rate": 3e-5, "temperature": 0.8}``. It is read
-before each call of ``train``; a missing knob, or null, stands for the configured value.
+The file is JSON beside the checkpoints, such as ``{"temperature": 0.8, "reward_weights": {"steps": -0.02}}``.
+It is read before each call of ``train``; a missing knob, or null, stands for the configured value, and a
+missing weight for the one that rewards were scored with.
 """
 
 import json
@@ -13,14 +14,19 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat, field_validator
 
 from art_core.config import Settings, TrainConfig
 from art_core.errors import ConfigError
 
 FILE = "knobs.json"
+
+REWARD_WEIGHTS = "reward_weights"
+
+Turn: TypeAlias = float | Mapping[str, float | None] | None
+"""What a knob is turned to: a number; for weights of rewards, numbers by component; None: as it was."""
 
 
 class Knobs(Settings):
@@ -38,6 +44,25 @@ class Knobs(Settings):
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="of calls whose chat model names no temperature of its own"
     )
+    reward_weights: dict[str, FiniteFloat] | None = Field(
+        default=None,
+        description="by component of a weighted sum of rewards, in place of those that it was scored with",
+    )
+
+    @field_validator(REWARD_WEIGHTS, mode="before")
+    @classmethod
+    def _turned_only(cls, given: Any) -> Any:
+        """Without the components that stand as they were scored."""
+        if not isinstance(given, Mapping):
+            return given
+        weights = cast("Mapping[Any, Any]", given)
+        return {name: weight for name, weight in weights.items() if weight is not None} or None
+
+    def values(self) -> dict[str, float]:
+        """What was turned, by name; weights of rewards as ``reward_weights/<component>``."""
+        turned = self.model_dump(exclude_none=True)
+        weights = turned.pop(REWARD_WEIGHTS, {})
+        return {**turned, **{weight_knob(name): weight for name, weight in weights.items()}}
 
     def applied(self, config: TrainConfig) -> TrainConfig:
         """A configuration with the knobs' values.
@@ -50,6 +75,16 @@ class Knobs(Settings):
         return config.replace(**turned) if turned else config
 
 
+def weight_knob(component: str) -> str:
+    """The name of the knob that is one component's weight."""
+    return f"{REWARD_WEIGHTS}/{component}"
+
+
+def unturned(name: str) -> str:
+    """What a knob stands at that nobody has turned, for a person."""
+    return "as scored" if name.startswith(f"{REWARD_WEIGHTS}/") else "as configured"
+
+
 @dataclass(frozen=True, slots=True)
 class Turned:
     """A knob that was turned, or a file that could not be used.
@@ -57,9 +92,9 @@ class Turned:
     Attributes:
         kind: ``knob_turned`` or ``knobs_refused``.
         message: what changed, for a person.
-        name: of the knob; empty for a refusal.
-        before: its value; None: as configured.
-        after: its value; None: as configured.
+        name: of the knob, ``reward_weights/<component>`` for one weight; empty for a refusal.
+        before: its value; None: `unturned`.
+        after: its value; None: `unturned`.
     """
 
     kind: str
@@ -88,14 +123,17 @@ class KnobBoard:
         """The configuration as the knobs stand."""
         return self.knobs.applied(self._config)
 
-    def turn(self, **values: float | None) -> list[Turned]:
-        """Turn knobs, and write their file.
+    def turn(self, **values: Turn) -> list[Turned]:
+        """Turn knobs, and write their file. Weights of rewards that are not named stay as they are.
 
         Raises:
             ConfigError: there is no such knob, or it does not go there. Nothing is changed.
         """
-        values = {k: getattr(self.knobs, k) for k in self.knobs.model_fields_set} | values
-        knobs = Knobs(**values)
+        given: dict[str, Any] = {k: getattr(self.knobs, k) for k in self.knobs.model_fields_set} | values
+        weights = values.get(REWARD_WEIGHTS)
+        if isinstance(weights, Mapping):
+            given[REWARD_WEIGHTS] = {**(self.knobs.reward_weights or {}), **weights}
+        knobs = Knobs(**given)
         knobs.applied(self._config)
         self._write(knobs)
         self._seen = self._stamp()
@@ -115,21 +153,17 @@ class KnobBoard:
         return self._take(knobs, f"in {self.path.name}")
 
     def _take(self, knobs: Knobs, how: str) -> list[Turned]:
-        before, self.knobs = self.knobs, knobs
-        changed = [
-            (name, getattr(before, name), getattr(knobs, name))
-            for name in Knobs.model_fields
-            if getattr(before, name) != getattr(knobs, name)
-        ]
+        before, after, self.knobs = self.knobs.values(), knobs.values(), knobs
         return [
             Turned(
                 "knob_turned",
-                f"{name} turned {how}: {_said(old)} to {_said(new)}",
+                f"{name} turned {how}: {_said(name, before.get(name))} to {_said(name, after.get(name))}",
                 name,
-                before=old,
-                after=new,
+                before=before.get(name),
+                after=after.get(name),
             )
-            for name, old, new in changed
+            for name in dict.fromkeys([*before, *after])
+            if before.get(name) != after.get(name)
         ]
 
     def _stamp(self) -> tuple[int, int] | None:
@@ -154,5 +188,5 @@ def _mapping(path: Path) -> Mapping[str, Any]:
     return values
 
 
-def _said(value: float | None) -> str:
-    return "as configured" if value is None else f"{value:g}"
+def _said(name: str, value: float | None) -> str:
+    return unturned(name) if value is None else f"{value:g}"

@@ -194,6 +194,10 @@ class TrainerProcesses:
         """Train on after a guardrail's stop; see `Trainer.resume`."""
         self.call("resume")
 
+    def forget_rewards(self) -> None:
+        """Compare no later reward with earlier ones; see `Trainer.forget_rewards`."""
+        self.call("forget_rewards")
+
     @property
     def pids(self) -> tuple[int, ...]:
         """Ids of the processes, by rank; also when they have ended."""

@@ -166,6 +166,10 @@ class Serving:
         """`Trainer.resume`."""
         self._trainer.resume()
 
+    def forget_rewards(self) -> None:
+        """`Trainer.forget_rewards`."""
+        self._trainer.forget_rewards()
+
     def peak_memory(self) -> int:
         """Most bytes of the GPU that tensors of this rank took so far; 0 without a GPU."""
         import torch

@@ -1,7 +1,7 @@
 """What a call of ``train`` is given: fresh groups, and some earlier ones once more.
 
-Invariant: what is drawn depends on the seed, the version and what was kept, never on timing; a group that is
-too old is forgotten, and a rollout that is too old is not trained.
+Invariant: what is drawn depends on the seed, the version, the weights of rewards and what was kept, never on
+timing; a group that is too old is forgotten, and a rollout that is too old is not trained.
 
 Replayed groups keep the log-probabilities of the policy that sampled them, so the trainer's importance
 weights account for their age.
@@ -10,10 +10,11 @@ weights account for their age.
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from art_core.config import ReplayConfig
+from art_core.rewards.reweighting import reweighted
 from art_core.types import Trajectory, TrajectoryGroup
 
 MIN_SPREAD = 1e-6
@@ -25,9 +26,9 @@ class Kept:
     """A group that may be trained again.
 
     Attributes:
-        group: with its id, under which the store knows it.
+        group: as it was scored, with its id, under which the store knows it.
         version: number of the policy version in training when it was trained first.
-        spread: standard deviation of its rewards.
+        spread: standard deviation of its rewards, under the weights in force.
     """
 
     group: TrajectoryGroup
@@ -51,12 +52,22 @@ class ReplayBuffer:
         self.config = config
         self._seed = seed
         self._kept: list[Kept] = []
+        self._weights: Mapping[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
+    def reweigh(self, weights: Mapping[str, float]) -> None:
+        """Tell what groups teach by rewards under other weights; see `reweighted`."""
+        if weights != self._weights:
+            self._weights = dict(weights)
+            self._kept = [replace(k, spread=self._spread(k.group)) for k in self._kept]
+
+    def _spread(self, group: TrajectoryGroup) -> float:
+        return reward_spread(reweighted([group], self._weights).groups[0])
+
     def draw(self, version: int) -> list[TrajectoryGroup]:
-        """Groups to train again, without repetition; fewer when fewer are kept.
+        """Groups to train again, as they were scored, without repetition; fewer when fewer teach something.
 
         Args:
             version: number of the policy version in training.
@@ -67,6 +78,7 @@ class ReplayBuffer:
         keyed = [
             (dice.random() ** (1 / max(k.priority(version, self.config.half_life), 1e-12)), i)
             for i, k in enumerate(self._kept)
+            if k.spread > MIN_SPREAD
         ]
         return [self._kept[i].group for _, i in sorted(keyed, reverse=True)[: self.config.groups]]
 
@@ -74,7 +86,7 @@ class ReplayBuffer:
         """Keep those of the groups that teach something; the least useful ones make room."""
         known = {k.group.id for k in self._kept}
         for group in groups:
-            spread = reward_spread(group)
+            spread = self._spread(group)
             if group.id and group.id not in known and spread > MIN_SPREAD:
                 self._kept.append(Kept(group, version, spread))
         self._forget(version)
@@ -99,7 +111,7 @@ class ReplayBuffer:
             lookup: a group by its id, as `Store.group` gives it.
         """
         self._kept = [
-            Kept(group, item["version"], reward_spread(group))
+            Kept(group, item["version"], self._spread(group))
             for item in state
             for group in [lookup(item["group"])]
         ]

@@ -5,13 +5,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.tiny import tiny_model
 from helpers.training import same, weights
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig, ReplayConfig, RetentionConfig
 from art_core.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingStoppedError
+from art_core.rewards import component, score_trajectories
 from art_core.store import Event
+from art_core.training.report import TrainReport
+from art_core.types import Trajectory, TrajectoryGroup
 from art_langgraph import ChatART
 
 ASK = [{"role": "user", "content": "answer yes or no"}]
@@ -94,6 +98,88 @@ async def test_the_temperature_knob_reaches_calls_that_name_none_of_their_own(
         steps = model.end_trajectory(trajectory, reward=1.0).steps
     assert [s.sampling.get("temperature") for s in steps] == [0.0, 0.0, 0.0, 1.5]
     assert len({s.tokens.completion for s in steps[:3] if s.tokens}) == 1
+
+
+@component
+def quality(trajectory: Trajectory) -> float:
+    return trajectory.metadata["quality"]
+
+
+@component
+def cost(trajectory: Trajectory) -> float:
+    return trajectory.metadata["cost"]
+
+
+def weighed(model: TrainableModel, seed: int = 0) -> TrajectoryGroup:
+    """Two rollouts, worth 0 and 1 - 0.3: the second one is better and costs more."""
+    ended = []
+    for i, measured in enumerate(({"quality": 0.0, "cost": 0.0}, {"quality": 1.0, "cost": 3.0})):
+        trajectory = model.start_trajectory("weighed", metadata=measured)
+        model.chat.completions.create(messages=ASK, max_tokens=2, seed=seed + i)
+        ended.append(model.end_trajectory(trajectory, reward=0.0))
+    scored = score_trajectories(1.0 * quality - 0.1 * cost, ended)
+    return TrajectoryGroup(scored[0].scenario, tuple(scored))
+
+
+def advantages(report: TrainReport, group: TrajectoryGroup) -> list[float]:
+    by_step = {step.step_id: step.advantage for step in report.trained}
+    return [by_step[t.steps[0].id] for t in group]
+
+
+def test_a_turned_weight_turns_advantages_round_also_of_what_is_replayed(model: TrainableModel):
+    first, second = weighed(model), weighed(model, seed=10)
+    assert advantages(model.train([first]), first) == pytest.approx([-0.35, 0.35])
+    model.turn(reward_weights={"cost": -0.5})
+    report = model.train([second])
+    assert report.metrics["groups_replayed"] == 1
+    assert report.metrics["groups_reweighted"] == 2
+    assert advantages(report, second) == advantages(report, first) == pytest.approx([0.25, -0.25])
+    assert report.metrics["reward_mean"] == pytest.approx(-0.25)
+    assert report.metrics["reward_mean_scored"] == pytest.approx(0.35)
+    (event,) = events(model, "knob_turned")
+    assert (event.data["name"], event.data["before"], event.data["after"]) == (
+        "reward_weights/cost",
+        None,
+        -0.5,
+    )
+    kept = [model.store.trajectory(t.id).reward for t in (*first, *second)]
+    assert kept == pytest.approx([0.0, 0.7] * 2)  # as they were scored
+    third = weighed(model, seed=20)
+    model.turn(reward_weights={"cost": None})
+    assert advantages(model.train([third]), third) == pytest.approx([-0.35, 0.35])
+
+
+def test_a_weight_that_nothing_was_scored_with_is_an_event_and_the_rest_is_trained(model: TrainableModel):
+    model.turn(reward_weights={"speed": 2.0})
+    collect(model)
+    assert model.train().updated
+    (event,) = events(model, "reward_weights_unused")
+    assert "'speed' is not used" in event.message
+    assert "1 of 1 groups are trained as they were scored" in event.message
+    collect(model, seed=10)
+    assert model.train().metrics["groups_reweighted"] == 0
+    assert len(events(model, "reward_weights_unused")) == 1
+
+
+def test_a_run_that_is_resumed_after_a_turn_decides_as_one_that_was_not(base_model: str, tmp_path: Path):
+    def run(root: Path, *, resumed: bool) -> tuple[list[torch.Tensor], dict[str, object]]:
+        model = registered(base_model, root)
+        for call in range(4):
+            if call == 1:
+                model.turn(reward_weights={"cost": -0.5})
+            if call == 3 and resumed:
+                model.close()
+                model = registered(base_model, root)
+            model.train([weighed(model, seed=10 * call)])
+        trainer = model._registration._trainer  # type: ignore[union-attr]
+        found = weights(trainer.policy), trainer.guardrails.state_dict()
+        model.close()
+        return found
+
+    expected, guardrails = run(tmp_path / "a", resumed=False)
+    found, others = run(tmp_path / "b", resumed=True)
+    assert same(found, expected)
+    assert others == guardrails
 
 
 def test_an_earlier_group_is_trained_again_also_by_a_run_that_was_resumed(base_model: str, tmp_path: Path):

@@ -133,3 +133,20 @@ def test_decisions_go_on_from_a_state_as_if_nothing_had_been_between():
         other = resumed
         assert other.after(metrics) == straight.after(metrics)
         assert other.state_dict() == straight.state_dict()
+
+
+def test_rewards_on_another_scale_are_no_loss_of_what_was_gained():
+    def told(forgets: bool) -> list[str]:
+        guardrails = Guardrails(GuardrailConfig(patience=2))
+        for i in range(8):
+            guardrails.after(CALM | {"reward_mean": 0.1 * i, "reward_std": 0.1})
+        if forgets:
+            guardrails.forget_rewards()
+        return [
+            e.kind
+            for _ in range(4)
+            for e in guardrails.after(CALM | {"reward_mean": -5.0, "reward_std": 0.1})
+        ]
+
+    assert told(forgets=False)[0] == "learning_rate_lowered"
+    assert told(forgets=True) == []

@@ -52,6 +52,9 @@ def test_an_edited_file_is_read_once_and_a_removed_one_turns_everything_back(boa
         ('{"learning_rat": 1}', "learning_rat: no such setting"),
         ('{"learning_rate": -1}', "learning_rate=-1"),
         ('{"kl_coef": 0, "kl_target": 0.1}', "kl_target"),
+        ('{"reward_weights": {"steps": "many"}}', "reward_weights.steps='many'"),
+        ('{"reward_weights": {"steps": NaN}}', "reward_weights.steps=nan"),
+        ('{"reward_weights": 0.5}', "reward_weights=0.5"),
     ],
 )
 def test_a_file_that_cannot_be_used_changes_nothing_and_is_told_of_once(
@@ -82,3 +85,32 @@ def test_another_board_goes_on_with_what_was_turned(board: KnobBoard):
     resumed = KnobBoard(board.path.parent, CONFIG)
     assert {t.name for t in resumed.read()} == {"learning_rate", "temperature"}
     assert resumed.knobs == board.knobs
+
+
+def test_weights_of_rewards_are_turned_one_by_one_and_each_turn_is_told_of(board: KnobBoard):
+    (turned,) = board.turn(reward_weights={"steps": -0.05})
+    assert (turned.name, turned.before, turned.after) == ("reward_weights/steps", None, -0.05)
+    assert turned.message == "reward_weights/steps turned by call: as scored to -0.05"
+    (turned,) = board.turn(reward_weights={"tool use": 0.0})
+    assert board.knobs.reward_weights == {"steps": -0.05, "tool use": 0.0}
+    (turned,) = board.turn(reward_weights={"steps": None})
+    assert (turned.name, turned.before, turned.after) == ("reward_weights/steps", -0.05, None)
+    assert json.loads(board.path.read_text()) == {"reward_weights": {"tool use": 0.0}}
+    board.turn(temperature=0.5)
+    assert board.knobs.reward_weights == {"tool use": 0.0}
+    (turned,) = board.turn(reward_weights=None)
+    assert (turned.name, turned.after) == ("reward_weights/tool use", None)
+    assert board.knobs.reward_weights is None
+    assert board.config == CONFIG
+
+
+def test_weights_of_rewards_in_the_file_are_all_that_is_turned(board: KnobBoard):
+    board.turn(reward_weights={"steps": -0.05, "quality": 2.0})
+    board.path.write_text(json.dumps({"reward_weights": {"quality": 1.5, "steps": None}}))
+    assert [(t.name, t.before, t.after) for t in board.read()] == [
+        ("reward_weights/steps", -0.05, None),
+        ("reward_weights/quality", 2.0, 1.5),
+    ]
+    with pytest.raises(ConfigError, match=r"reward_weights\.quality='much'"):
+        board.turn(reward_weights={"quality": "much"})  # type: ignore[dict-item]
+    assert board.knobs.values() == {"reward_weights/quality": 1.5}

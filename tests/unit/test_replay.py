@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 
 from helpers.training import group, step, trajectory
 
@@ -85,3 +86,29 @@ def test_rollouts_that_are_too_old_leave_their_group_and_are_counted():
 def test_spread_is_the_standard_deviation_of_what_was_scored():
     assert reward_spread(scored("a", 0, 1)) == 0.5
     assert reward_spread(scored("a", 1)) == 0.0
+
+
+def weighed(name: str, *measured: tuple[float, float]) -> TrajectoryGroup:
+    """A group whose rewards are quality - 0.1 * length."""
+    made = scored(name, *(quality - 0.1 * length for quality, length in measured))
+    members = [
+        replace(
+            member,
+            components={"quality": quality, "length": length},
+            metrics={"weight/quality": 1.0, "weight/length": -0.1},
+        )
+        for member, (quality, length) in zip(made, measured, strict=True)
+    ]
+    return made.with_trajectories(members)
+
+
+def test_what_a_kept_group_teaches_is_told_by_the_weights_in_force():
+    buffer = ReplayBuffer(ReplayConfig(groups=2))
+    buffer.add([weighed("by length", (1, 0), (1, 5)), weighed("by quality", (0, 2), (1, 2))], version=1)
+    assert sorted(names(buffer.draw(version=1))) == ["by length", "by quality"]
+    buffer.reweigh({"length": 0.0})
+    assert names(buffer.draw(version=1)) == ["by quality"]
+    buffer.add([weighed("by length too", (1, 0), (1, 3))], version=1)
+    buffer.reweigh({})
+    assert sorted(names(buffer.draw(version=1))) == ["by length", "by quality"]
+    assert all(t.metrics["weight/length"] == -0.1 for g in buffer.draw(version=1) for t in g)

@@ -298,7 +298,10 @@ async def test_adaptive_weights_divide_by_the_running_spread() -> None:
     for i in range(100):
         await scored(adaptive, of(None, f"t{i}", small=0.001 * (-1) ** i, large=1000.0 * (-1) ** i))
     found = await scored(adaptive, of(None, "last", small=0.001, large=0.0))
-    assert found.metrics == pytest.approx({"weight/small": 500.0, "weight/large": -0.0005}, rel=1e-6)
+    assert found.metrics == pytest.approx(
+        {"weight/small": 500.0, "weight/large": -0.0005, "scale/small": 0.001, "scale/large": 1000.0},
+        rel=1e-6,
+    )
     assert found.total == pytest.approx(0.5, rel=1e-6)
     assert found.components == {"small": 0.001, "large": 0.0}
     again = Adaptive(adaptive.total, warmup=4, window=1000, known=adaptive.spreads)

@@ -13,7 +13,7 @@ from art_core.rewards.audit.evidence import Evidence, reward_of
 from art_core.rewards.audit.finding import Finding, Severity, to_read
 from art_core.rewards.audit.ranks import association
 from art_core.rewards.labels import Labels
-from art_core.types import Trajectory
+from art_core.rewards.sums import component_weights
 
 DIRECTIONS: Mapping[str, int] = {
     "exact_match": 1,
@@ -46,24 +46,6 @@ DOMINATES = 0.9
 """Share of the reward's variance from which one part is all that counts."""
 OTHER_SCALE = 5.0
 """A part whose raw values spread this many times wider than any other's is on another scale."""
-
-
-def weights_of(trajectory: Trajectory) -> dict[str, float]:
-    """The weight of each part of a trajectory's reward, by name; empty where they cannot be told.
-
-    Where none were recorded, parts that add up to the reward count once each.
-    """
-    told = {
-        name: trajectory.metrics[f"weight/{name}"]
-        for name in trajectory.components
-        if f"weight/{name}" in trajectory.metrics
-    }
-    if told or trajectory.reward is None:
-        return told
-    total = math.fsum(trajectory.components.values())
-    if math.isclose(total, trajectory.reward, rel_tol=1e-6, abs_tol=1e-6):
-        return dict.fromkeys(trajectory.components, 1.0)
-    return {}
 
 
 def signs(evidence: Evidence, labels: Labels | None) -> Checked:
@@ -192,7 +174,7 @@ def _signed(evidence: Evidence) -> dict[str, float]:
     for members in evidence.scored:
         seen: dict[str, set[float]] = {}
         for t in members:
-            for name, weight in weights_of(t).items():
+            for name, weight in component_weights(t).items():
                 sums.setdefault(name, []).append(weight)
                 seen.setdefault(name, set()).add(t.components[name])
         varying |= {name for name, values in seen.items() if len(values) > 1}

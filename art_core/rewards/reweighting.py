@@ -1,0 +1,125 @@
+"""Reweighting: rewards as other weights of their components would have made them.
+
+Invariant: a group is reweighted as a whole or left as it was scored, since its members are compared with each
+other; a trajectory that was reweighted holds what its components would have made of it under those weights
+from the start; no component is asked again.
+
+Only the weights of the outermost sum can be put in place of others: the total is linear in those and in no
+others. `sums` recorded them beside the raw values. What cannot be reweighted is told of with its reason.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from art_core.rewards.sums import WEIGHT, component_weights, scale_of
+from art_core.types import Trajectory, TrajectoryGroup
+
+NO_SUM = "a reward that is no weighted sum of components (a plain number, or one that a person or judge gave)"
+"""Why a group is left as it was scored."""
+
+IN_PARTS = "rewards of single steps or nodes, whose components are not kept one by one"
+"""Why a group is left as it was scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reweighted:
+    """Groups under other weights.
+
+    Attributes:
+        groups: all of them, in their order.
+        changed: how many of them were reweighted.
+        as_scored: how many groups were left as they were, by reason.
+        unknown: why a name could not be used anywhere, by name.
+    """
+
+    groups: tuple[TrajectoryGroup, ...]
+    changed: int
+    as_scored: Mapping[str, int]
+    unknown: Mapping[str, str]
+
+
+def reweighted(groups: Iterable[TrajectoryGroup], weights: Mapping[str, float]) -> Reweighted:
+    """Rewards with other weights in place of those that their components had.
+
+    A weight has the meaning that it has in ``0.7 * quality - 0.01 * Steps()``; where the sum was `Adaptive`,
+    it is divided by the same running spread as the recorded one.
+
+    Args:
+        groups: scored; failed members stay as they are.
+        weights: by name of a component of the outermost sum; the others keep theirs.
+
+    Returns:
+        The groups, and what could not be done: a name may be unknown to all of them, and a group may hold
+        rewards that are no weighted sums.
+    """
+    given = tuple(groups)
+    if not weights:
+        return Reweighted(given, 0, {}, {})
+    made: list[TrajectoryGroup] = []
+    changed = 0
+    as_scored: Counter[str] = Counter()
+    for group in given:
+        obstacle = next((why for t in group if (why := _obstacle(t)) is not None), None)
+        if obstacle is not None:
+            as_scored[obstacle] += 1
+            made.append(group)
+            continue
+        members = [_under(t, weights) for t in group]
+        turned = any(new is not old for new, old in zip(members, group, strict=True))
+        changed += turned
+        made.append(group.with_trajectories(members) if turned else group)
+    return Reweighted(tuple(made), changed, as_scored, _unknown(given, weights))
+
+
+def _obstacle(trajectory: Trajectory) -> str | None:
+    """Why a trajectory cannot be reweighted; None when it can, or has no reward at all."""
+    if trajectory.step_rewards or trajectory.node_rewards:
+        return IN_PARTS
+    if trajectory.reward is None:
+        return None
+    weights = component_weights(trajectory)
+    total = math.fsum(weight * trajectory.components[name] for name, weight in weights.items())
+    if not weights or not math.isclose(total, trajectory.reward, rel_tol=1e-6, abs_tol=1e-6):
+        return NO_SUM
+    return None
+
+
+def _under(trajectory: Trajectory, weights: Mapping[str, float]) -> Trajectory:
+    recorded = component_weights(trajectory)
+    turned = {name: weights[name] / scale_of(trajectory, name) for name in recorded if name in weights}
+    if trajectory.reward is None or all(turned[name] == recorded[name] for name in turned):
+        return trajectory
+    return replace(
+        trajectory,
+        reward=math.fsum(w * trajectory.components[name] for name, w in {**recorded, **turned}.items()),
+        metrics={**trajectory.metrics, **{f"{WEIGHT}{name}": w for name, w in turned.items()}},
+    )
+
+
+def _unknown(groups: Sequence[TrajectoryGroup], weights: Mapping[str, float]) -> dict[str, str]:
+    """Names that no trajectory has a weight of, and why."""
+    scored = [t for group in groups for t in group if not t.failed]
+    known = {name for t in scored for name in component_weights(t)}
+    parts = {name for t in scored for name in t.components}
+    told: dict[str, str] = {}
+    for name in weights:
+        if name in known:
+            continue
+        whole = next((n for n in sorted(known) if name.startswith(f"{n}/")), None)
+        if whole is not None and name in parts:
+            told[name] = f"it is a part of {whole!r}, which is weighed as a whole"
+        elif name in parts:
+            told[name] = "it was recorded without a weight: it is in no sum, or inside of one"
+        else:
+            there = ", ".join(map(repr, sorted(known))) or "none"
+            told[name] = f"no rollout has such a component; those with a weight are {there}"
+    return told
+
+
+def weights_as_given(trajectory: Trajectory) -> dict[str, float]:
+    """The weights of a trajectory's components as they were written in the sum, by name."""
+    return {
+        name: weight * scale_of(trajectory, name) for name, weight in component_weights(trajectory).items()
+    }
