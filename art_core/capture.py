@@ -177,6 +177,9 @@ class Call:
         policy: the version that was asked; None for a model that is no policy of ours.
         started_at: Unix time, seconds.
         duration: seconds until the last token.
+        time_to_first_token: seconds until the first token of a stream; None where the answer came whole.
+        raw_logprobs: whether the server's log-probabilities are those of the model and not of what was
+            sampled; see `Step`.
     """
 
     request: Body
@@ -184,6 +187,8 @@ class Call:
     policy: PolicyVersion | None
     started_at: float
     duration: float
+    time_to_first_token: float | None = None
+    raw_logprobs: bool = False
     identity: StepIdentity = field(default_factory=StepIdentity)
     call_id: str = field(default_factory=lambda: new_id("c"))
 
@@ -389,4 +394,6 @@ def _common(call: Call) -> dict[str, Any]:
         "sampling": {k: v for k, v in request.items() if k not in _NOT_SAMPLING},
         "started_at": call.started_at,
         "duration": call.duration,
+        "time_to_first_token": call.time_to_first_token,
+        "raw_logprobs": call.raw_logprobs,
     }

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, OpenAI
 from art_core.capture import Call, failed_step, steps_from
 from art_core.errors import CaptureError, RolloutTooLongError
 from art_core.inference.availability import availability_of
+from art_core.inference.endpoint import raw_logprobs_of
 from art_core.recording import ROLLOUT_HEADER, Rollout, current_rollout
 from art_core.tap import Exchange, async_keeping_client, keeping_client
 from art_core.types import PolicyVersion, Step
@@ -41,6 +42,7 @@ class _Turn:
     exchange: Exchange
     started_at: float
     clock: float
+    raw_logprobs: bool
 
     @property
     def wire(self) -> dict[str, Any]:
@@ -60,6 +62,8 @@ class _Turn:
             policy=self.version,
             started_at=self.started_at,
             duration=(exchange.ended_at or time.perf_counter()) - self.clock,
+            time_to_first_token=exchange.time_to_first_token(self.clock),
+            raw_logprobs=self.raw_logprobs,
         )
         problem = exchange.problem
         if exchange.answer is not None:
@@ -180,7 +184,8 @@ class Completions:
                 api_key=self._model.api_key,
                 server=availability_of(self._model),
             )
-            yield _Turn(rollout, named, version, exchange, time.time(), time.perf_counter())
+            raw = raw_logprobs_of(self._model)
+            yield _Turn(rollout, named, version, exchange, time.time(), time.perf_counter(), raw)
 
     def _record(self, turn: _Turn, steps: tuple[Step, ...]) -> None:
         for step in steps:

@@ -19,7 +19,7 @@ from art_core.packed import HEADER as TOKENS_HEADER
 from art_core.packed import PACKED
 from art_core.recording import new_id
 from art_core.sdk_http import httpx
-from art_core.streaming import DONE, Body, EventDecoder, StreamAssembler, shown
+from art_core.streaming import DONE, Body, EventDecoder, StreamAssembler, brings_token, shown
 
 HEADER = "x-art-exchange"
 _HEADER_BYTES = HEADER.encode()
@@ -69,6 +69,7 @@ class Exchange:
         problem: why there is no answer, as far as HTTP can tell.
         attempts: requests sent; more than one when the SDK retried, or the server was restarted.
         ended_at: `time.perf_counter` when the answer's last byte came.
+        first_token_at: `time.perf_counter` when a stream's first token came; None where none did.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Exchange:
         self.problem: str | None = None
         self.attempts = 0
         self.ended_at: float | None = None
+        self.first_token_at: float | None = None
         self._asked = Asked()
         _under_way[self.id] = self
 
@@ -102,7 +104,7 @@ class Exchange:
     def prepare(self, request: httpx.Request, body: bytes) -> None:
         """Make the request what is to go out."""
         self.attempts += 1
-        self.answer = self.problem = None
+        self.answer = self.problem = self.first_token_at = None
         asked: dict[str, Any] = json.loads(body)
         if self.model is not None:
             asked["model"] = self.model
@@ -130,6 +132,10 @@ class Exchange:
         return status >= 500 or status == 404
 
     # -- the answer --------------------------------------------------------------------------------
+
+    def time_to_first_token(self, since: float) -> float | None:
+        """Seconds from a moment of `time.perf_counter` until a stream's first token; None where none came."""
+        return None if self.first_token_at is None else self.first_token_at - since
 
     def keep(self, status: int, raw: bytes) -> bytes:
         """Keep an answer that came whole; returns it as the client asked for it."""
@@ -206,6 +212,8 @@ class StreamKeeper:
             reason = unreadable if isinstance(unreadable, CaptureError) else f"not JSON: {event[:200]!r}"
             self._exchange.problem = f"the stream cannot be read: {reason}"
             return b"data: %b\n\n" % event
+        if self._exchange.first_token_at is None and brings_token(chunk):
+            self._exchange.first_token_at = time.perf_counter()
         self._usage = self._usage or bool(chunk.get("usage"))
         seen = strip(chunk, self._asked)
         if says_nothing(seen):

@@ -19,7 +19,7 @@ from art_core.collection import Collection, by_scenario
 from art_core.config import TrainableModelConfig
 from art_core.errors import ConfigError, NothingToTrainError, RewardError
 from art_core.inference.availability import Availability, availability_of
-from art_core.inference.endpoint import PolicyEndpoint, served_name
+from art_core.inference.endpoint import PolicyEndpoint, raw_logprobs_of, served_name
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
@@ -157,6 +157,11 @@ class TrainableModel:
     def availability(self) -> Availability:
         """Whether its server can be asked now; one that died is being restarted."""
         return availability_of(self.endpoint)
+
+    @property
+    def raw_logprobs(self) -> bool:
+        """Whether its server's log-probabilities are the model's own, before temperature."""
+        return raw_logprobs_of(self.endpoint)
 
     def wire_name(self, version: PolicyVersion) -> str:
         """The name by which the server knows a version."""

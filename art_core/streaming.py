@@ -182,6 +182,17 @@ class _ChoiceParts:
         return choice
 
 
+def brings_token(chunk: Body) -> bool:
+    """Whether a chunk that a `StreamAssembler` took has anything that was sampled, and not only a role."""
+    for choice in cast(list[Body], chunk.get("choices") or ()):
+        if choice.get("token_ids") or choice.get("text") or choice.get("finish_reason"):
+            return True
+        delta: Any = choice.get("delta")
+        if isinstance(delta, Mapping) and any(v for k, v in cast(Body, delta).items() if k != "role"):
+            return True
+    return False
+
+
 def shown(value: Any) -> str:
     """A value of somebody else's, short enough for an error message."""
     text = repr(value)

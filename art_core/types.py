@@ -145,6 +145,10 @@ class Step:
         identity: node, branch, attempt.
         started_at: Unix time, seconds.
         duration: seconds until the last token.
+        time_to_first_token: seconds until the first token of a streamed answer; None for answers that came
+            whole, which do not tell.
+        raw_logprobs: whether the server's log-probabilities are the model's own (vLLM's ``raw_logprobs``),
+            and not those of what was sampled from: they differ at other temperatures than 1.
         untrainable: why this step must not be trained; None when it can be.
         error: the call's error; None when it answered.
         usage: the server's token counts.
@@ -165,6 +169,8 @@ class Step:
     tokens: StepTokens | None = None
     policy: PolicyVersion | None = None
     identity: StepIdentity = field(default_factory=StepIdentity)
+    time_to_first_token: float | None = None
+    raw_logprobs: bool = False
     untrainable: str | None = None
     error: str | None = None
     usage: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -44,6 +44,7 @@ class OpenCall:
         task: who waits for it, where it is async.
         loop: that the task runs on.
         streamed: what has been streamed of it so far.
+        time_to_first_token: seconds until the first of it came; None when it is not streamed.
         key: of the gateway's completion, once it is known.
     """
 
@@ -58,7 +59,16 @@ class OpenCall:
     task: "weakref.ref[asyncio.Task[Any]] | None" = None
     loop: asyncio.AbstractEventLoop | None = None
     streamed: list[str] = field(default_factory=list[str])
+    time_to_first_token: float | None = None
     key: str | None = None
+
+    def token(self, token: Any, chunk: Any) -> None:
+        """A part of a streamed answer has come; ``token`` is empty where a tool call, or a role, has."""
+        if self.time_to_first_token is None and (token or _calls_tools(chunk)):
+            self.time_to_first_token = time.perf_counter() - self.clock
+        if isinstance(token, str):
+            self.streamed.append(token)
+        self.key = self.key or key_of_chunk(chunk)
 
     @property
     def abandoned(self) -> bool:
@@ -77,6 +87,7 @@ class OpenCall:
             policy=None,
             started_at=self.started_at,
             duration=time.perf_counter() - self.clock,
+            time_to_first_token=self.time_to_first_token,
             identity=self.identity,
             call_id=str(self.run_id),
         )
@@ -157,6 +168,10 @@ def key_of_result(response: LLMResult) -> str | None:
     return find_key(metadata.get("system_fingerprint")) or find_key(
         (response.llm_output or {}).get("system_fingerprint")
     )
+
+
+def _calls_tools(chunk: Any) -> bool:
+    return bool(getattr(getattr(chunk, "message", None), "tool_call_chunks", None))
 
 
 def key_of_chunk(chunk: Any) -> str | None:

@@ -31,7 +31,7 @@ from pydantic import ConfigDict, Field, SkipValidation
 from art_core.capture import Call, failed_step, steps_from
 from art_core.errors import ArtError, CaptureError, ConfigError, RolloutTooLongError
 from art_core.inference.availability import availability_of
-from art_core.inference.endpoint import PolicyEndpoint, served_name, temperature_of
+from art_core.inference.endpoint import PolicyEndpoint, raw_logprobs_of, served_name, temperature_of
 from art_core.recording import ROLLOUT_HEADER, Rollout
 from art_core.tap import (
     UNFINISHED,
@@ -175,6 +175,7 @@ class ChatART(ChatOpenAI):
                 **kwargs,
                 "extra_headers": {**(kwargs.get("extra_headers") or {}), **exchange.headers, **place},
             }
+            raw = version is not None and raw_logprobs_of(self.endpoint)
             error: BaseException | None = None
             try:
                 yield asked
@@ -187,7 +188,7 @@ class ChatART(ChatOpenAI):
                     rollout,
                     self.endpoint.name,
                     lambda owner: _steps(
-                        exchange, error, owner, identity, version, started_at, ended - clock
+                        exchange, error, owner, identity, version, started_at, clock, ended - clock, raw
                     ),
                 )
                 if rollout is not None and exchange.attempts > 1:
@@ -344,7 +345,9 @@ def _steps(
     identity: StepIdentity,
     version: PolicyVersion | None,
     started_at: float,
+    clock: float,
     duration: float,
+    raw_logprobs: bool,
 ) -> tuple[Step, ...]:
     """What one exchange came to; nothing if no request was sent."""
     if exchange.request is None:
@@ -356,6 +359,8 @@ def _steps(
         identity=identity,
         started_at=started_at,
         duration=duration,
+        time_to_first_token=exchange.time_to_first_token(clock),
+        raw_logprobs=raw_logprobs,
     )
     problem = exchange.problem
     if exchange.answer is not None:

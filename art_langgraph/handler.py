@@ -33,7 +33,6 @@ from art_langgraph.calls import (
     chat_request,
     current_task,
     is_cache_hit,
-    key_of_chunk,
     key_of_error,
     key_of_result,
     model_of,
@@ -161,9 +160,7 @@ class TrajectoryCallbackHandler(SpanHandler):
         """A part of an answer has come."""
         call = self._calls.get(run_id)
         if call is not None:
-            if isinstance(token, str):
-                call.streamed.append(token)
-            call.key = call.key or key_of_chunk(chunk)
+            call.token(token, chunk)
 
     @observing
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:

@@ -10,7 +10,13 @@ from langchain_core.runnables import Runnable
 from art_core.errors import ConfigError
 from art_core.import_paths import load_object
 from art_core.inference.availability import ALWAYS, availability_of
-from art_core.inference.endpoint import PolicyEndpoint, StaticEndpoint, served_name, temperature_of
+from art_core.inference.endpoint import (
+    PolicyEndpoint,
+    StaticEndpoint,
+    raw_logprobs_of,
+    served_name,
+    temperature_of,
+)
 from art_core.rollouts import Agent
 from art_core.types import PolicyVersion
 
@@ -30,13 +36,16 @@ class Address:
     api_key: str
     patience: float = 0.0
     temperature: float | None = None
+    raw_logprobs: bool = False
 
     @classmethod
     def of(cls, model: PolicyEndpoint, version: PolicyVersion | None = None) -> Self:
         """The address of a policy's version; None: of the current one."""
         name = served_name(model, version or model.current_version())
         patience = 0.0 if availability_of(model) is ALWAYS else RESTART_SECONDS
-        return cls(model.base_url, name, model.api_key, patience, temperature_of(model))
+        return cls(
+            model.base_url, name, model.api_key, patience, temperature_of(model), raw_logprobs_of(model)
+        )
 
     def endpoint(self) -> StaticEndpoint:
         """The policy at this address."""
@@ -46,6 +55,7 @@ class Address:
             api_key=self.api_key,
             patience=self.patience,
             temperature=self.temperature,
+            raw_logprobs=self.raw_logprobs,
         )
 
 

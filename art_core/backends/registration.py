@@ -28,6 +28,7 @@ from art_core.backends.serving import Serving, write_base_adapter
 from art_core.config import RetentionConfig, TrainableModelConfig
 from art_core.errors import ConfigError, TrainingStoppedError
 from art_core.inference.availability import Availability, availability_of
+from art_core.inference.endpoint import raw_logprobs_of
 from art_core.inference.engine import Engine, EngineEvent, Eventful
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
@@ -188,6 +189,11 @@ class LocalRegistration:
                 "LocalBackend(gateway=True)"
             )
         return self.engine.gateway
+
+    @property
+    def raw_logprobs(self) -> bool:
+        """Whether the server's log-probabilities are the model's own, before temperature."""
+        return raw_logprobs_of(self.engine)
 
     def wire_name(self, version: PolicyVersion) -> str:
         """The name by which the server knows a version."""

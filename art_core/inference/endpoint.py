@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from art_core.errors import EngineError
 from art_core.inference.availability import ALWAYS, Availability
@@ -121,6 +121,8 @@ class StaticEndpoint:
         temperature: for calls that name none of their own; None: the server's default.
         patience: seconds that calls wait for the server to come back when it does not answer; for one that
             somebody restarts when it dies.
+        raw_logprobs: whether its log-probabilities are the model's own, before temperature (stock vLLM's
+            are); steps that were sampled at other temperatures than 1 are then trained without them.
     """
 
     def __init__(
@@ -132,9 +134,11 @@ class StaticEndpoint:
         sink: Sink | None = None,
         temperature: float | None = None,
         patience: float = 0.0,
+        raw_logprobs: bool = False,
     ) -> None:
         self.base_url = base_url
         self.temperature = temperature
+        self.raw_logprobs = raw_logprobs
         self.availability: Availability = (
             ProbedAvailability(base_url, model, api_key=api_key, patience=patience) if patience else ALWAYS
         )
@@ -170,3 +174,12 @@ def temperature_of(endpoint: PolicyEndpoint) -> float | None:
     """
     turned: float | None = getattr(endpoint, "temperature", None)
     return turned
+
+
+def raw_logprobs_of(server: Any) -> bool:
+    """Whether an endpoint's or engine's log-probabilities are known to be the model's own: see `Step`.
+
+    Those that know have it as ``raw_logprobs``.
+    """
+    raw: bool = getattr(server, "raw_logprobs", False)
+    return raw

@@ -84,6 +84,12 @@ class ExternalEngine:
         return self._capabilities
 
     @property
+    def raw_logprobs(self) -> bool:
+        """Whether its log-probabilities are the model's own, or did not prove to be of what is sampled."""
+        can = self._capabilities
+        return can is not None and can.logprobs and not can.tempered_logprobs
+
+    @property
     def base_name(self) -> str:
         """What the server calls the base model; valid after `start`."""
         return self.wire_name(PolicyVersion(self._served_model, 0))

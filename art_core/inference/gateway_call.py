@@ -33,6 +33,8 @@ class GatewayCall:
         started_at: Unix time, seconds.
         clock: `time.perf_counter` at the start.
         first_byte: seconds until the first byte of the answer; None until it came.
+        time_to_first_token: seconds until a stream's first token; None until it came.
+        raw_logprobs: whether the policy's server gives log-probabilities before temperature.
     """
 
     key: str
@@ -46,11 +48,17 @@ class GatewayCall:
     started_at: float = field(default_factory=time.time)
     clock: float = field(default_factory=time.perf_counter)
     first_byte: float | None = None
+    time_to_first_token: float | None = None
+    raw_logprobs: bool = False
 
     def mark_first_byte(self) -> None:
         """Bytes of the answer have come."""
         if self.first_byte is None:
             self.first_byte = time.perf_counter() - self.clock
+
+    def mark_first_token(self) -> None:
+        """A stream has brought a token, the first one."""
+        self.time_to_first_token = time.perf_counter() - self.clock
 
     def completed(self, response: bytes, error: str | None) -> Completion:
         """What has come of it, now that it ends."""
@@ -64,6 +72,8 @@ class GatewayCall:
             status=self.status,
             started_at=self.started_at,
             first_byte=self.first_byte,
+            time_to_first_token=self.time_to_first_token,
+            raw_logprobs=self.raw_logprobs,
             duration=time.perf_counter() - self.clock,
             error=error,
         )

@@ -54,6 +54,8 @@ class Completion:
         started_at: Unix time, seconds.
         first_byte: seconds until the first byte of the answer; None when none came.
         duration: seconds until the last byte.
+        time_to_first_token: seconds until a stream's first token; None for answers that came whole.
+        raw_logprobs: whether the server gives log-probabilities before temperature; see `Step`.
         error: why this is not a whole completion; None when it is.
     """
 
@@ -69,6 +71,8 @@ class Completion:
     started_at: float
     first_byte: float | None
     duration: float
+    time_to_first_token: float | None = None
+    raw_logprobs: bool = False
     error: str | None = None
 
     @property
@@ -104,6 +108,8 @@ class Completion:
             policy=self.policy,
             started_at=self.started_at,
             duration=self.duration,
+            time_to_first_token=self.time_to_first_token,
+            raw_logprobs=self.raw_logprobs,
             identity=identity,
             call_id=self.key,
         )

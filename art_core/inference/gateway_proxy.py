@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from art_core.capture import Asked, StreamAssembler, request_extras, says_nothing, strip
 from art_core.errors import CaptureError
+from art_core.inference.endpoint import raw_logprobs_of
 from art_core.inference.gateway_call import GatewayCall, last_usage, read_object, read_request, to_json
 from art_core.inference.gateway_log import CLIENT_GONE as CLIENT_GONE
 from art_core.inference.gateway_log import Completion, CompletionLog
@@ -31,6 +32,7 @@ from art_core.packed import HEADER as TOKENS_HEADER
 from art_core.packed import PACKED
 from art_core.plain_http import HttpError
 from art_core.recording import ROLLOUT_HEADER
+from art_core.streaming import brings_token
 
 logger = logging.getLogger(__name__)
 
@@ -183,6 +185,7 @@ class _Exchange:
         """Get the answer; what it returns ends the response once lease and connection are free again."""
         call, upstream = self._call, self._proxy.upstream
         with upstream.route(call.body.get("model")) as (name, call.policy):
+            call.raw_logprobs = call.policy is not None and raw_logprobs_of(upstream.endpoint)
             wire = call.body | request_extras(call.body)
             if "model" in wire:
                 wire["model"] = name
@@ -334,6 +337,8 @@ class _Exchange:
         except CaptureError as broken:
             problems.append(str(broken))
             return event
+        if self._call.time_to_first_token is None and brings_token(chunk):
+            self._call.mark_first_token()
         shown = strip(chunk, self._asked)
         if not self._asked.token_ids and says_nothing(shown):
             return None

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import Self
 
 from art_core.inference.availability import Availability, availability_of
-from art_core.inference.endpoint import PolicyEndpoint, served_name
+from art_core.inference.endpoint import PolicyEndpoint, raw_logprobs_of, served_name
 from art_core.recording import Sink
 from art_core.sync import run_sync
 from art_core.types import PolicyVersion
@@ -49,6 +49,10 @@ class PinnedEndpoint:
     @property
     def sink(self) -> Sink:  # noqa: D102
         return self._endpoint.sink
+
+    @property
+    def raw_logprobs(self) -> bool:  # noqa: D102
+        return raw_logprobs_of(self._endpoint)
 
     @property
     def availability(self) -> Availability:  # noqa: D102

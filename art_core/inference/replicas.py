@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from art_core.errors import EngineError
-from art_core.inference.endpoint import NamesVersions, PolicyEndpoint
+from art_core.inference.endpoint import NamesVersions, PolicyEndpoint, raw_logprobs_of
 from art_core.inference.engine import Engine, EngineEvent, EngineHealth, Eventful, EventListener
 from art_core.inference.external import ExternalEngine
 from art_core.inference.gateway import Gateway
@@ -109,6 +109,11 @@ class ReplicaSet:
     def replicas(self) -> tuple[Replica, ...]:
         """How each replica is."""
         return tuple(member.replica for member in self._members)
+
+    @property
+    def raw_logprobs(self) -> bool:
+        """Whether any replica's log-probabilities are the model's own, before temperature."""
+        return any(map(raw_logprobs_of, self._engines))
 
     def wire_name(self, version: PolicyVersion) -> str:
         """The name by which the replicas know a version."""

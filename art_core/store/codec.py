@@ -230,6 +230,8 @@ def _encode_step(step: Step) -> EncodedStep:
         "prompt_tokens": pack(ids_to_bytes(prompt[shared:])) if tokens else None,
         "completion_tokens": pack(ids_to_bytes(tokens.completion)) if tokens else None,
         "logprobs": pack(logprobs_to_bytes(tokens.logprobs)) if tokens else None,
+        "time_to_first_token": step.time_to_first_token,
+        "raw_logprobs": step.raw_logprobs,
     }
     return EncodedStep(row, pieces)
 
@@ -301,6 +303,8 @@ class StepReader:
                 tags=tuple(tags),
                 retries=tuple(more[0]) if more else (),
             ),
+            time_to_first_token=row.time_to_first_token,
+            raw_logprobs=bool(row.raw_logprobs),
             untrainable=row.untrainable,
             error=row.error,
             usage=json.loads(row.usage),

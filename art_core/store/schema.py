@@ -9,6 +9,7 @@ Structured values are JSON text, token arrays are packed bytes (see `packing`). 
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     Column,
     Double,
     ForeignKey,
@@ -21,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISIONS = ("0001", "0002", "0003", "0004")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every revision that this code can read or migrate from, oldest first; the last one is the tables below."""
 
 HEAD = REVISIONS[-1]
@@ -135,6 +136,8 @@ steps = Table(
     Column("prompt_tokens", LargeBinary),  # what follows them
     Column("completion_tokens", LargeBinary),
     Column("logprobs", LargeBinary),
+    Column("time_to_first_token", Double),
+    Column("raw_logprobs", Boolean),  # NULL where it is not known: as false
     Index("ix_steps_rollout_id_node", "rollout_id", "node"),  # lists ask who called, and read no step for it
 )
 

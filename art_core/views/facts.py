@@ -14,11 +14,13 @@ def where(step: Step) -> str:
 
 
 def step_facts(step: Step) -> Iterator[str]:
-    """Model, tokens, time, and why the step is not trained."""
+    """Model, tokens, time (of a stream also to its first token), and why the step is not trained."""
     yield safe(step.policy.name if step.policy else step.model)
     if step.tokens is not None:
         yield f"{len(step.tokens.prompt)}+{len(step.tokens.completion)} tokens"
     yield f"{step.duration:.2f} s"
+    if step.time_to_first_token is not None:
+        yield f"{step.time_to_first_token:.2f} s to first token"
     if step.finish_reason not in (None, "stop", "tool_calls"):
         yield f"({safe(str(step.finish_reason))})"
     if step.untrainable is not None:

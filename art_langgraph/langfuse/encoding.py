@@ -7,8 +7,10 @@ Requests are serialised ``ExportTraceServiceRequest`` messages, whose only field
 several are one.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from langfuse import LangfuseOtelSpanAttributes as Name
@@ -149,6 +151,9 @@ class TraceEncoder:
             Name.OBSERVATION_MODEL: as_text(o.model) if o.model else None,
             Name.OBSERVATION_MODEL_PARAMETERS: as_text(o.model_parameters) if o.model_parameters else None,
             Name.OBSERVATION_USAGE_DETAILS: as_text(o.usage) if o.usage else None,
+            Name.OBSERVATION_COMPLETION_START_TIME: (
+                None if o.first_token_at is None else _time(o.first_token_at)
+            ),
         }
         if o.prompt is not None:
             attributes[Name.OBSERVATION_PROMPT_NAME], attributes[Name.OBSERVATION_PROMPT_VERSION] = o.prompt
@@ -172,6 +177,12 @@ class TraceEncoder:
 
     def _json(self, value: Any) -> str:
         return as_text(as_json(value), self._max_text)
+
+
+def _time(unix: float) -> str:
+    """A moment as the SDK writes it into an attribute: ISO 8601, as JSON."""
+    moment = datetime.fromtimestamp(_nanoseconds(unix) / 1e9, UTC)
+    return json.dumps(moment.isoformat(timespec="microseconds").replace("+00:00", "Z"))
 
 
 def _nanoseconds(unix: float) -> int:

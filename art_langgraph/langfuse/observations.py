@@ -38,6 +38,7 @@ class Observation:
         ended_at: Unix time, seconds.
         level: ``DEFAULT``, ``WARNING`` or ``ERROR``.
         version: the policy version that answered.
+        first_token_at: Unix time, seconds, of a stream's first token; None for answers that came whole.
         prompt: name and version of the Langfuse prompt that a generation was given.
     """
 
@@ -56,6 +57,7 @@ class Observation:
     model: str | None = None
     model_parameters: Mapping[str, Any] | None = None
     usage: Mapping[str, int] | None = None
+    first_token_at: float | None = None
     prompt: tuple[str, int] | None = None
 
 
@@ -243,6 +245,9 @@ class _Tree:
             model=first.policy.model if first.policy else first.model,
             model_parameters=sampling or None,
             usage=_usage(steps),
+            first_token_at=(
+                None if first.time_to_first_token is None else first.started_at + first.time_to_first_token
+            ),
             prompt=_prompt(self.trajectory, first.messages),
         )
 

@@ -225,6 +225,7 @@ def _step(o: Json, record: TraceRecord, where: _Places) -> Step:
     started = seconds(o.get("startTime")) or 0.0
     graph_step = metadata.get("langgraph_step")
     finish = metadata.get("finish_reason")
+    first_token = seconds(o.get("completionStartTime"))
     return Step(
         id=_step_id(record.id, o["id"]),
         rollout_id=trajectory_id_of(record.id),
@@ -233,6 +234,7 @@ def _step(o: Json, record: TraceRecord, where: _Places) -> Step:
         model=o.get("model") or o.get("name") or "unknown",
         started_at=started,
         duration=_lasted(o, started),
+        time_to_first_token=None if first_token is None else max(0.0, first_token - started),
         call_id=o["id"],
         sampling=_mapping(parsed(o.get("modelParameters"))),
         response=answered(o.get("output")),

@@ -108,6 +108,8 @@ def steps(step_id: str, rollout_id: str) -> st.SearchStrategy[Step]:
         tokens=st.none() | tokens(),
         policy=st.none() | policies,
         identity=identities(),
+        time_to_first_token=st.none() | seconds,
+        raw_logprobs=st.booleans(),
         untrainable=st.none() | names,
         error=st.none() | names,
         usage=st.dictionaries(names, st.integers(0, 10**6), max_size=2),

@@ -122,7 +122,7 @@ def revision_of(path: Path) -> str:
         return connection.execute("SELECT version_num FROM alembic_version").fetchone()[0]
 
 
-@pytest.mark.parametrize("number", [1, 2, 3])
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
 def test_a_store_of_an_older_revision_is_migrated_with_all_that_it_holds(number: int, tmp_path: Path) -> None:
     old = store_of_revision(number, tmp_path)
     with Store.open("weather", tmp_path) as store:
