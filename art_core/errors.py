@@ -49,6 +49,10 @@ class StoreError(ArtError, RuntimeError):
     """The durable record cannot be opened, read or written."""
 
 
+class SinkError(ArtError, RuntimeError):
+    """A place where metrics go cannot be reached."""
+
+
 class UnknownProjectError(StoreError):
     """No project of this name, or not exactly one project, has a record here."""
 

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from art_core import LocalBackend
-from art_core.errors import ConfigError, StoreError
+from art_core.errors import ConfigError, SinkError, StoreError
 from art_core.observe.sinks import (
     SINKS,
     Delivery,
@@ -243,16 +244,65 @@ def test_sinks_are_named_or_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         LocalBackend(sinks=["wandb"])
 
 
-def test_a_tracking_server_that_is_down_stops_nobody(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_tracking_server_that_is_down_is_told_of_at_once_and_stops_nobody(
+    store: Store, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with socket.socket() as taken:  # nobody listens there
         taken.bind(("127.0.0.1", 0))
-        nowhere = MLflowSink(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        uri = f"http://127.0.0.1:{taken.getsockname()[1]}"
         run, sound = logged(store, 1), Memory()
-        delivery = Delivery(store, run, [nowhere, sound], tmp_path)
+        delivery = Delivery(store, run, [MLflowSink(uri), sound], tmp_path)
         (missed,) = delivery.close(RunState.FINISHED)
+        with pytest.raises(SinkError, match=f"MLflow server at {uri} does not answer .*refused"):
+            export_metrics(store, run, MLflowSink(uri))
     assert (missed.sink, missed.steps) == ("mlflow", (1,))
     assert numbers(sound) == [1]
     assert kinds(store, run) == ["metrics_sink_failed", "metrics_undelivered"]
+    assert "give MLflowSink(tracking_uri=...) another one" in missed.reason
+
+
+def test_a_tracking_server_that_hangs_is_not_waited_for(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("art_core.observe.sinks.mlflow._ANSWER_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hangs:  # takes connections and says nothing
+        sink = MLflowSink(f"http://127.0.0.1:{hangs.getsockname()[1]}")
+        with pytest.raises(SinkError, match="timed out"):
+            export_metrics(store, logged(store, 1), sink)
+        assert only_question(hangs).startswith("GET /health ")
+
+
+def only_question(server: socket.socket) -> str:
+    """What was asked on the first connection; there is no second one."""
+    connection, _ = server.accept()
+    with connection:
+        asked = connection.recv(1000).decode()
+    server.settimeout(0.0)
+    with pytest.raises(BlockingIOError):
+        server.accept()
+    return asked
+
+
+@pytest.mark.parametrize("status", [502, 503])
+def test_a_proxy_without_a_tracking_server_behind_it_is_no_tracking_server(store: Store, status: int) -> None:
+    asked: list[str] = []
+
+    class Proxy(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(status)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+        thread = threading.Thread(target=proxy.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(SinkError, match=f"status {status}"):
+                export_metrics(
+                    store, logged(store, 1), MLflowSink(f"http://127.0.0.1:{proxy.server_port}/ml/")
+                )
+        finally:
+            proxy.shutdown()
+            thread.join()
+    assert asked == ["/ml/health"]

@@ -1,7 +1,8 @@
 """Metrics for MLflow: a tracking server, a database, or a directory of files.
 
 Invariant: runs that continue each other are one MLflow run, found again by a tag; a tag that is written
-together with a step's numbers says how far we are.
+together with a step's numbers says how far we are. A server is asked for nothing before it has shown that
+it is there: MLflow's client would try for minutes.
 """
 
 import os
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from art_core.errors import SinkError
 from art_core.observe.sinks.base import SinkRun, require
 from art_core.store import RunState
 
@@ -19,6 +21,8 @@ _RUN, _REACHED = "art.run", "art.last_step"
 _MOST_METRICS = 1000  # in one call of MLflow's
 _MOST_PARAMETERS = 100
 _LONGEST_PARAMETER = 6000
+_ANSWER_SECONDS = 5.0
+_DOWN = (502, 503, 504)  # said by what stands before a server
 _STATUS = {RunState.FAILED: "FAILED", RunState.STOPPED: "KILLED"}
 
 
@@ -52,14 +56,16 @@ class MLflowSink:
             uri = f"sqlite:///{(run.directory / 'mlflow.db').resolve()}"
         elif isinstance(uri, Path) or not ("://" in uri or uri.startswith(("file:", "databricks"))):
             uri = Path(uri).resolve().as_uri()
-        return _Run(MlflowClient(uri), run, self._experiment or run.project)
+        return _Run(MlflowClient(uri), str(uri), run, self._experiment or run.project)
 
 
 class _Run:
-    def __init__(self, client: Any, run: SinkRun, experiment: str) -> None:
+    def __init__(self, client: Any, uri: str, run: SinkRun, experiment: str) -> None:
         from mlflow.entities import Param
 
         self._client = client
+        self._uri = uri
+        _check_reachable(uri)
         found = client.get_experiment_by_name(experiment)
         experiment_id = client.create_experiment(experiment) if found is None else found.experiment_id
         known = client.search_runs([experiment_id], f"tags.`{_RUN}` = '{run.id}'", max_results=1)
@@ -80,6 +86,7 @@ class _Run:
     def log(self, step: int, values: Mapping[str, float], at: float) -> None:
         from mlflow.entities import Metric, RunTag
 
+        _check_reachable(self._uri)
         when = int(at * 1000)
         numbers = [Metric(_name(name), value, when, step) for name, value in values.items()]
         last = max(0, len(numbers) - 1) // _MOST_METRICS * _MOST_METRICS
@@ -90,7 +97,32 @@ class _Run:
 
     def close(self, state: RunState | None) -> None:
         if state is not None:
+            _check_reachable(self._uri)
             self._client.set_terminated(self._id, status=_STATUS.get(state, "FINISHED"))
+
+
+def _check_reachable(uri: str) -> None:
+    """Ask a server for any answer at all, on the way that MLflow's client takes (proxies included).
+
+    Raises:
+        SinkError: there is none within seconds.
+    """
+    import requests
+
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        found = requests.get(f"{uri.rstrip('/')}/health", timeout=_ANSWER_SECONDS, allow_redirects=False)
+        why = f"status {found.status_code}" if found.status_code in _DOWN else None
+    except requests.exceptions.SSLError:
+        return  # somebody is there; MLflow knows which certificates to trust
+    except requests.exceptions.RequestException as failure:
+        why = str(failure)
+    if why is not None:
+        raise SinkError(
+            f"the MLflow server at {uri} does not answer ({why}): check that it runs and can be reached from "
+            "here, or give MLflowSink(tracking_uri=...) another one"
+        )
 
 
 def _name(name: str) -> str:
