@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,21 +62,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 class Merged:
     """An engine that publishes merged weights."""
 
-    def __init__(self, vllm: VLLMEngine, directory: Path) -> None:
+    def __init__(self, vllm: VLLMEngine, directory: Path, http: httpx.AsyncClient) -> None:
         self.vllm = vllm
         self.directory = directory
+        self._http = http
         self.events: list[EngineEvent] = []
         vllm.on_event = self.events.append
 
     async def acts(self) -> list[str]:
-        async with httpx.AsyncClient() as client:
-            return (await client.get(self.vllm.base_url.removesuffix("/v1") + "/acts")).json()
+        return (await self._http.get(self.vllm.base_url.removesuffix("/v1") + "/acts")).json()
 
     async def chat(self, version: PolicyVersion) -> httpx.Response:
         """A request straight to the server, of a client that asks nobody first."""
         body = {"model": version.name, "messages": [{"role": "user", "content": "hi"}]}
-        async with httpx.AsyncClient(timeout=30) as client:
-            return await client.post(f"{self.vllm.base_url}/chat/completions", json=body)
+        return await self._http.post(f"{self.vllm.base_url}/chat/completions", json=body)
 
     async def says(self, version: PolicyVersion) -> str:
         response = await self.chat(version)
@@ -98,7 +97,9 @@ def merged(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> Cal
         await vllm.start()
         try:
             await vllm.publish(BASE, None)
-            yield Merged(vllm, tmp_path / "merged")
+            anew = httpx.Limits(max_keepalive_connections=0)  # the server may be another one by now
+            async with httpx.AsyncClient(timeout=120, limits=anew) as http:
+                yield Merged(vllm, tmp_path / "merged", http)
         finally:
             await vllm.close()
 
@@ -141,13 +142,18 @@ async def test_under_load_every_answer_is_by_the_weights_of_the_name_that_was_as
                 asked = served
                 answers.append((asked, await it.chat(asked)))
 
-        clients = [asyncio.create_task(client()) for _ in range(8)]
-        for version in (V1, V2, V3):
-            await it.vllm.publish(version, model.adapters[version])
-            served = version
+        async def more() -> None:
+            """Each client has had time for a request of the version that is served now."""
             before = len(answers)
             while len(answers) < before + 16:
                 await asyncio.sleep(0.01)
+
+        clients = [asyncio.create_task(client()) for _ in range(8)]
+        await more()
+        for version in (V1, V2, V3):
+            await it.vllm.publish(version, model.adapters[version])
+            served = version
+            await more()
         done = True
         await asyncio.gather(*clients)
         for asked, response in answers:
@@ -243,10 +249,35 @@ def test_settings_that_cannot_tell_versions_apart_are_refused(tmp_path: Path):
 # -- the door itself ------------------------------------------------------------------------------------
 
 
+@dataclass
+class Door:
+    """A server behind the middleware: its address, the paths that it was asked for, and when it answers."""
+
+    url: str = ""
+    asked: list[str] = field(default_factory=list)
+    answering: threading.Event = field(default_factory=threading.Event)
+
+    async def reached(self, path: str, times: int = 1) -> None:
+        while self.asked.count(path) < times:
+            await asyncio.sleep(0.005)
+
+
+class Arrivals:
+    """Outermost: it sees a request before the door does."""
+
+    def __init__(self, app: Any, door: Door) -> None:
+        self.app, self.door = app, door
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            self.door.asked.append(scope["path"])
+        await self.app(scope, receive, send)
+
+
 @pytest.fixture
-def door() -> Iterator[str]:
-    """A server that looks its name up as vLLM does, behind the middleware; its address."""
-    app = FastAPI()
+def door() -> Iterator[Door]:
+    """It looks its name up as vLLM does."""
+    door, app = Door(), FastAPI()
     app.state.openai_serving_models = SimpleNamespace(
         base_model_paths=[SimpleNamespace(name="agent@0", model_path="/m")]
     )
@@ -257,7 +288,8 @@ def door() -> Iterator[str]:
         paths = request.app.state.openai_serving_models.base_model_paths
         if body["model"] not in [path.name for path in paths]:
             return {"refused": body["model"]}
-        await asyncio.sleep(body.get("seconds", 0))
+        while body.get("slow") and not door.answering.is_set():
+            await asyncio.sleep(0.005)
         return {"model": paths[0].name}
 
     @app.post("/steer")
@@ -265,30 +297,35 @@ def door() -> Iterator[str]:
         return {"steered": True}
 
     app.add_middleware(OneVersion)
+    app.add_middleware(Arrivals, door=door)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(10)
+    door.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield door
+    server.should_exit = server.force_exit = True  # whoever waits at the shut door is not waited for
+    thread.join(60)
 
 
-async def test_the_door_shuts_when_the_last_request_is_out_and_opens_under_the_new_name(door: str):
-    async with httpx.AsyncClient(base_url=door, timeout=20) as client:
+async def test_the_door_shuts_when_the_last_request_is_out_and_opens_under_the_new_name(door: Door):
+    async with httpx.AsyncClient(base_url=door.url, timeout=120) as client:
 
-        async def complete(model: str, seconds: float = 0) -> Any:
-            return (await client.post("/v1/completions", json={"model": model, "seconds": seconds})).json()
+        async def complete(model: str, slow: bool = False) -> Any:
+            return (await client.post("/v1/completions", json={"model": model, "slow": slow})).json()
 
-        inside = asyncio.create_task(complete("agent@0", 0.3))
-        await asyncio.sleep(0.1)
+        inside = asyncio.create_task(complete("agent@0", slow=True))
+        await door.reached("/v1/completions")
         holding = asyncio.create_task(client.post("/art/version/hold"))
+        await door.reached("/art/version/hold")
+        before = [asyncio.create_task(complete(name)) for name in ("agent@0", "agent@1")]
+        await door.reached("/v1/completions", 3)
         await asyncio.sleep(0.05)
         assert not holding.done(), "a request is inside"
-        before = [asyncio.create_task(complete(name)) for name in ("agent@0", "agent@1")]
+        door.answering.set()
         assert (await holding).status_code == 200
         assert await inside == {"model": "agent@0"}
         await asyncio.sleep(0.05)
@@ -300,14 +337,14 @@ async def test_the_door_shuts_when_the_last_request_is_out_and_opens_under_the_n
         assert await complete("agent") == {"model": "agent@1"}
 
 
-async def test_a_name_that_cannot_be_given_is_an_error_and_leaves_the_door_shut(door: str):
-    async with httpx.AsyncClient(base_url=door, timeout=1) as client:
+async def test_a_name_that_cannot_be_given_is_an_error_and_leaves_the_door_shut(door: Door):
+    async with httpx.AsyncClient(base_url=door.url, timeout=120) as client:
         await client.post("/art/version/hold")
         wrong = await client.post("/art/version", content=b"not json")
         assert wrong.status_code == 500
         assert "JSONDecodeError" in wrong.json()["error"]["message"]
         with pytest.raises(httpx.ReadTimeout):
-            await client.post("/v1/completions", json={"model": "agent@0"})
+            await client.post("/v1/completions", json={"model": "agent@0"}, timeout=1)
 
 
 def test_the_door_needs_no_package_of_ours():
