@@ -53,6 +53,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+RAW_LOGPROBS = (
+    "the server's log-probabilities are the model's own, before temperature: steps that are sampled at other "
+    "temperatures than 1 are trained without them (vLLM: --logprobs-mode processed_logprobs mends it)"
+)
+"""The event of a server that tells others than those of what it sampled."""
+
 
 class LocalRegistration:
     """One model, served and trained on this machine. Is the model's `PolicyEndpoint`, too."""
@@ -223,6 +229,8 @@ class LocalRegistration:
                 self._complete(self.last_update, update["model"], adapter)
             logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
+        if self.raw_logprobs:
+            self.store.add_event(self._run, "raw_logprobs", RAW_LOGPROBS)
         if isinstance(self.engine, ReplicaSet):
             self._log.show(self.engine.gateway.metrics)
         try:

@@ -97,8 +97,9 @@ _MEANS = {
     "return token ids": "steps are recorded with trainable=False (vLLM from 0.10.2 on does, when asked with "
     "return_token_ids)",
     "return logprobs": "steps are recorded with trainable=False (the server must take logprobs=true)",
-    "return logprobs at other temperatures than 1": "what is to be trained must be collected at "
-    "temperature 1 (vLLM: --logprobs-mode processed_logprobs, so that logprobs are of what was sampled)",
+    "return logprobs at other temperatures than 1": "steps that are sampled at another temperature are "
+    "trained without them, and nothing corrects for stale rollouts (vLLM: --logprobs-mode "
+    "processed_logprobs, so that logprobs are of what was sampled)",
     "stream token ids": "streamed calls are recorded with trainable=False",
     "take tools": "requests with tools are refused (vLLM: --enable-auto-tool-choice --tool-call-parser "
     "<name>)",

@@ -61,6 +61,10 @@ _CATALOGUE = (
         "rises; flat for long: look at the spread and at groups_without_spread", REWARD,
     ),
     (
+        "reward_mean_scored", "reward", "The same as it was scored; there while the knob reward_weights "
+        "makes another reward of it.", "goes on where reward_mean was before the turn", REWARD,
+    ),
+    (
         "reward_std", "reward", "Standard deviation of all rewards of the step.",
         "above 0; it shrinks as the policy gets sure", REWARD,
     ),
@@ -122,6 +126,10 @@ _CATALOGUE = (
         "few; nearly all: scenarios are too easy or too hard", DATA,
     ),
     ("groups_replayed", "count", "Earlier groups that were trained again.", "", DATA),
+    (
+        "groups_reweighted", "count", "Groups that the knob reward_weights gave other rewards.",
+        "all that have the component; an event says why not", DATA,
+    ),
     ("steps_left_out", "count", "Steps that were not trained; the report says why.", "few", DATA),
     ("entries", "tokens", "Tokens trained: one entry for each sampled token that is trained.", "", DATA),
     ("tokens_total", "tokens", "Tokens of all rows, prompts included.", "", DATA),
@@ -145,6 +153,11 @@ _CATALOGUE = (
     (
         "steps_reshaped", "count", "Steps sampled with top_p, top_k, min_p, penalties or logit_bias, which "
         "the policy in training knows nothing of.", "0; leave those settings out where you collect", DATA,
+    ),
+    (
+        "steps_raw_logprobs", "count", "Steps sampled at other temperatures than 1 by a server whose "
+        "log-probabilities are the model's own: the trainer's take their place.",
+        "0; start the server with --logprobs-mode processed_logprobs", DATA,
     ),
     (
         "staleness_mean", "versions", "How many versions behind the policy the rollouts were sampled, on "

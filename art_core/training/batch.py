@@ -7,9 +7,8 @@ groups, trajectories or steps were given; whatever is not trained is counted.
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +23,13 @@ from art_core.training.samples import (
     canonical,
     fit,
     fork_rate,
+    has_raw_logprobs,
     is_greedy,
     is_reshaped,
     trajectory_samples,
 )
 from art_core.training.token_tree import TokenTree, build_tree
-from art_core.types import Trajectory, TrajectoryGroup
+from art_core.types import Step, Trajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ def prepare(
     left_out: Counter[str] = Counter()
     trained: list[tuple[list[Sample], list[Sample]]] = []
     trainable_steps = without_spread = 0
-    sampling: list[Mapping[str, Any]] = []
+    sampled: list[Step] = []
     longest = min((n for n in (config.max_sample_tokens, context_length) if n is not None), default=None)
     for group in groups:
         advantages = step_advantages(
@@ -135,8 +135,8 @@ def prepare(
             own, too_long = fit(own, longest, config.overlong)
             left_out += skipped + too_long
             trainable_steps += len(own)
-            known = {s.id: s.sampling for s in trajectory.steps}
-            sampling += [known[s.step] for s in own]
+            known = {s.id: s for s in trajectory.steps}
+            sampled += [known[s.step] for s in own]
             samples += own
         if not advantages:
             without_spread += 1
@@ -161,7 +161,7 @@ def prepare(
         "trajectories_unscored": float(sum(not t.failed and not _rewards(t) for t in everyone)),
         "steps_left_out": float(left_out.total()),
         "steps_truncated": float(sum(s.finish_reason == "length" for t in everyone for s in t.steps)),
-        **sampling_metrics(sampling),
+        **sampling_metrics(sampled),
         **tree_metrics(minibatches, [s for g, _ in trained for s in g]),
     }
     return Batch(minibatches, metrics, left_out)
@@ -210,21 +210,24 @@ def _rewards(trajectory: Trajectory) -> list[float]:
     return [*trajectory.step_rewards.values(), *trajectory.node_rewards.values()]
 
 
-def sampling_metrics(sampling: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """How many steps were sampled in a way that the trainer's policy is not; says so once.
+def sampling_metrics(steps: Sequence[Step]) -> dict[str, float]:
+    """How many steps were sampled in a way that the trainer's policy is not, or without telling how likely.
+
+    Each is said once.
 
     Args:
-        sampling: of each step that can be trained.
+        steps: those that can be trained.
     """
-    greedy = sum(map(is_greedy, sampling))
-    reshaped = sum(map(is_reshaped, sampling))
+    greedy = sum(is_greedy(step.sampling) for step in steps)
+    reshaped = sum(is_reshaped(step.sampling) for step in steps)
+    raw = sum(map(has_raw_logprobs, steps))
     if greedy:
         _say_once(
             "%d of %d steps were sampled at temperature 0: they are no draws from a distribution, explore "
             "nothing, and are trained as if at temperature 1; sample them at a temperature above 0, or leave "
             "them out with train=Nodes(...)",
             greedy,
-            len(sampling),
+            len(steps),
         )
     if reshaped:
         _say_once(
@@ -232,9 +235,22 @@ def sampling_metrics(sampling: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             "policy in training knows nothing of: it is softmax(logits / temperature), and the importance "
             "weights alone make up for the difference; leave those settings out where you collect",
             reshaped,
-            len(sampling),
+            len(steps),
         )
-    return {"steps_greedy": float(greedy), "steps_reshaped": float(reshaped)}
+    if raw:
+        _say_once(
+            "%d of %d steps were sampled at other temperatures than 1 by a server whose log-probabilities "
+            "are the model's own, before temperature: they are not used, and the trainer's take their place, "
+            "so nothing corrects for stale rollouts or for another precision of the server; start it with "
+            "--logprobs-mode processed_logprobs (vLLM), or collect at temperature 1",
+            raw,
+            len(steps),
+        )
+    return {
+        "steps_greedy": float(greedy),
+        "steps_reshaped": float(reshaped),
+        "steps_raw_logprobs": float(raw),
+    }
 
 
 _said: set[str] = set()

@@ -26,7 +26,8 @@ class TrainReport:
             ``tokens_total`` (tokens as rows), ``unique_share`` (nodes per token), ``fork_rate`` (rows
             that a trajectory needs beyond its first), ``null_logprobs``, ``steps_truncated`` (answers that
             ``max_tokens`` cut off), ``steps_greedy`` and ``steps_reshaped`` (sampled at temperature 0, and
-            with cuts, penalties or biases: not as the policy in training would).
+            with cuts, penalties or biases: not as the policy in training would), ``steps_raw_logprobs``
+            (the server's logprobs are not of what was sampled, and are not used).
 
             Of the updates, as means over their entries: ``kl_old_new`` (nats, from the policy that
             sampled to the one before the update), ``kl_base`` (nats; when it is part of the loss),
@@ -80,6 +81,7 @@ _SUMS = (
     "steps_truncated",
     "steps_greedy",
     "steps_reshaped",
+    "steps_raw_logprobs",
     "entries",
     "tree_nodes",
     "tokens_total",

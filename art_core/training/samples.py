@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from art_core.errors import ConfigError
 from art_core.selection import Train, choose
-from art_core.types import Trajectory
+from art_core.types import Step, Trajectory
 
 NO_ADVANTAGE = "no reward applies to it, or none that differs from those it is compared with"
 """Why a step is left out while others of its group are trained."""
@@ -37,8 +37,8 @@ class Sample:
     Attributes:
         prompt: ids that the model was given; context only  [prompt_tokens].
         completion: ids that are trained, end token included  [completion_tokens].
-        logprobs: log-probability of each under the policy that sampled it; None where unknown
-            [completion_tokens].
+        logprobs: log-probability of each under the policy that sampled it; None where unknown, and where
+            the server's are of another distribution  [completion_tokens].
         advantage: how much better than its group's baseline the rollout was.
         step: id of the step that it comes from.
         rollout: id of the trajectory that it comes from.
@@ -108,11 +108,12 @@ def trajectory_samples(
             continue
         tokens = step.tokens
         temperature = 1.0 if advantages is None else trained_temperature(step.sampling)
+        raw = has_raw_logprobs(step)
         samples.append(
             Sample(
                 tokens.prompt,
                 tokens.completion,
-                tokens.logprobs,
+                (None,) * len(tokens.logprobs) if raw else tokens.logprobs,
                 advantage,
                 step.id,
                 trajectory.id,
@@ -132,6 +133,14 @@ def trained_temperature(sampling: Mapping[str, Any]) -> float:
         sampling: the step's; a request that names no temperature is sampled at 1.
     """
     return 1.0 if is_greedy(sampling) else _number(sampling, "temperature", 1.0)
+
+
+def has_raw_logprobs(step: Step) -> bool:
+    """Whether the server's log-probabilities are of another distribution than that which is trained.
+
+    Those before temperature are, unless it was 1 (or 0: greedy steps are trained at 1).
+    """
+    return step.raw_logprobs and trained_temperature(step.sampling) != 1.0
 
 
 def is_greedy(sampling: Mapping[str, Any]) -> bool:

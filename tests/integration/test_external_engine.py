@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from fakes.vllm_server import FakeVLLM
+from fakes.vllm_server import FakeVLLM, logprob
 from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel
@@ -23,7 +23,9 @@ from art_core.inference.endpoint import StaticEndpoint
 from art_core.inference.engine import EngineEvent
 from art_core.inference.external import ExternalEngine
 from art_core.inference.replicas import ReplicaSet
-from art_core.types import PolicyVersion, TrajectoryGroup
+from art_core.recording import Rollout, recording
+from art_core.training import batch
+from art_core.types import PolicyVersion, Scenario, TrajectoryGroup
 from art_langgraph import ChatART, capture
 
 V0, V1, V2 = (PolicyVersion("agent", n) for n in range(3))
@@ -100,7 +102,7 @@ async def engine_at(server: FakeVLLM, **settings: Any) -> AsyncIterator[External
         await engine.close()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -144,8 +146,9 @@ async def test_a_full_vllm_can_everything_and_says_so_in_one_message(
         (
             {"tempered_logprobs": False},
             "tempered_logprobs",
-            "cannot return logprobs at other temperatures than 1: what is to be trained must be collected at "
-            "temperature 1 (vLLM: --logprobs-mode processed_logprobs",
+            "cannot return logprobs at other temperatures than 1: steps that are sampled at another "
+            "temperature are trained without them, and nothing corrects for stale rollouts (vLLM: "
+            "--logprobs-mode processed_logprobs",
         ),
         ({"tools": False}, "tools", "cannot take tools: requests with tools are refused"),
         (
@@ -283,6 +286,59 @@ async def test_replicas_at_addresses_get_back_what_a_restart_lost(tmp_path: Path
 
 
 # -- through the backend -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tempered", "temperature", "used"),
+    [(False, 0.7, False), (False, 1.0, True), (False, 0.0, True), (True, 0.7, True)],
+)
+async def test_logprobs_before_temperature_are_kept_and_not_trained_with(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tempered: bool,
+    temperature: float,
+    used: bool,
+) -> None:
+    monkeypatch.setattr(batch, "_said", set[str]())
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}], "temperature": temperature}
+    with TheirVLLM(tempered_logprobs=tempered) as server:
+        async with TrainableModel(
+            base_model=str(tiny_model(tmp_path / "model")),
+            name="agent",
+            lora_rank=4,
+            train=TrainConfig(learning_rate=1e-3, guardrails=GuardrailConfig(max_kl=None)),
+        ) as model:
+            await model.aregister(LocalBackend(root=tmp_path, kind="external", base_url=server.base_url))
+            rollouts = [Rollout(Scenario("s")) for _ in range(2)]
+            with recording(rollouts[0]):
+                await model.chat.completions.acreate(**asked)
+            chat = ChatART(model, temperature=temperature)
+            with recording(rollouts[1]):
+                await chat.ainvoke("hi")
+            by_address = Rollout(Scenario("s"))
+            async with openai.AsyncOpenAI(
+                base_url=model.gateway.register(by_address), api_key="none"
+            ) as client:
+                await client.chat.completions.create(model="agent", **asked)
+            played = [r.snapshot().with_reward(float(n)) for n, r in enumerate([*rollouts, by_address])]
+            report = await model.atrain([TrajectoryGroup(Scenario("s"), tuple(played))])
+            events = [e.kind for e in model.store.events()]
+            kept = [model.store.trajectory(t.id).steps[0] for t in played]
+    assert report.updated
+    assert all(step.raw_logprobs is not tempered for step in kept)
+    for step in kept:  # what the server said stays on record
+        assert step.tokens is not None
+        assert step.tokens.logprobs == tuple(
+            pytest.approx(logprob(t, i)) for i, t in enumerate(step.tokens.completion)
+        )
+    assert report.metrics["steps_raw_logprobs"] == (0 if used else 3)
+    assert report.metrics["null_logprobs"] == (0 if used else report.metrics["entries"])
+    assert (report.metrics["importance_mean"] == 1) is not used
+    assert ("kl_old_new" in report.metrics) is used
+    assert events.count("raw_logprobs") == (not tempered)
+    said = [r for r in caplog.records if "log-probabilities are the model's own" in r.getMessage()]
+    assert [r.getMessage()[:23] for r in said] == ([] if used else ["3 of 3 steps were sampl"])
 
 
 async def test_a_model_learns_on_a_server_of_somebody_elses(tmp_path: Path) -> None:

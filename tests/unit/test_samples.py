@@ -1,6 +1,7 @@
 """What a step's sampling settings say of how it is trained."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,6 +32,23 @@ def test_a_greedy_step_is_trained_at_temperature_one_where_its_logprobs_are():
     assert is_greedy({"temperature": 0})
     assert not is_greedy({})
     assert not is_reshaped({"temperature": 0, "top_p": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("raw", "sampling", "known"),
+    [
+        (True, {"temperature": 0.7}, False),
+        (True, {"temperature": 1.5}, False),
+        (True, {"temperature": 1}, True),
+        (True, {"temperature": 0}, True),  # trained at 1
+        (True, {}, True),
+        (False, {"temperature": 0.7}, True),
+    ],
+)
+def test_logprobs_of_another_distribution_than_what_was_sampled_are_unknown(raw, sampling, known):
+    played = trajectory("t", 1.0, replace(step("s", [1], [2, 3], sampling=sampling), raw_logprobs=raw))
+    (found,), _ = trajectory_samples(played, {"s": 1.0})
+    assert found.logprobs == ((-1.0, -1.0) if known else (None, None))
 
 
 def test_imitation_knows_no_temperature():
