@@ -53,6 +53,7 @@ class Fault:
         status: the answer's; 0 cuts the connection.
         retry_after: seconds or a date, in the answer's header.
         delay: seconds before the answer.
+        until: the answer waits for this event.
         applied: what came in is kept first: the client cannot know.
         after: so many requests are served well before.
     """
@@ -62,6 +63,7 @@ class Fault:
     status: int = 500
     retry_after: str | None = None
     delay: float = 0.0
+    until: threading.Event | None = None
     applied: bool = False
     after: int = 0
 
@@ -283,6 +285,8 @@ class _Handler(BaseHTTPRequestHandler):
             if fault.applied:
                 answer()
             time.sleep(fault.delay)
+            if fault.until is not None:
+                fault.until.wait(120)
             self.quiet = False
             if fault.status == 0:
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

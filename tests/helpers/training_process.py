@@ -37,7 +37,7 @@ class TrainingProcess:
         for line in self.process.stdout:
             if line.startswith("{"):
                 return json.loads(line)
-        raise AssertionError(f"the training process ended: {self.process.wait(20)}")
+        raise AssertionError(f"the training process ended: {self.process.wait(120)}")
 
     def step(self) -> dict[str, Any]:
         """One more training step; its metrics."""
@@ -58,12 +58,12 @@ class TrainingProcess:
         """Let the run end in good order; the exit status."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        return self.process.wait(60)
+        return self.process.wait(120)
 
     def kill(self) -> None:
         """As when a machine is switched off."""
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(120)
 
 
 def main() -> None:

@@ -100,8 +100,8 @@ def test_a_stream_that_its_reader_leaves_is_not_an_answer(server: FakeVLLM):
 
 
 async def test_a_cancelled_call_is_recorded_and_gives_its_connection_back(server: FakeVLLM):
-    server.latency = 30
-    chat = chat_for(server, timeout=60, max_connections=1)
+    server.latency = 240
+    chat = chat_for(server, timeout=240, max_connections=1)
     with recording(Rollout()) as rollout:
         running = asyncio.create_task(call(chat, streaming=False))
         waiting = asyncio.create_task(call(chat, streaming=False))
@@ -122,7 +122,7 @@ async def test_a_cancelled_call_is_recorded_and_gives_its_connection_back(server
 async def test_five_hundred_calls_at_once_share_few_connections(server: FakeVLLM, streaming: bool):
     """C44."""
     server.latency = 0.02
-    chat = chat_for(server, timeout=10, max_connections=32)
+    chat = chat_for(server, timeout=60, max_connections=32)
 
     async def one() -> Rollout:
         with recording(Rollout()) as rollout:
@@ -138,7 +138,7 @@ def test_threads_share_few_connections_too(server: FakeVLLM):
     """C44."""
     server.latency = 0.01
     with recording(Rollout()) as rollout, ThreadPoolExecutor(64) as pool:
-        chats = [chat_for(server, timeout=10, max_connections=8) for _ in range(200)]
+        chats = [chat_for(server, timeout=60, max_connections=8) for _ in range(200)]
         runs = [pool.submit(contextvars.copy_context().run, sync_call, c, streaming=False) for c in chats]
         assert all(run.result() for run in runs)
     assert len(rollout.steps) == 200
@@ -148,7 +148,7 @@ def test_threads_share_few_connections_too(server: FakeVLLM):
 
 async def test_under_faults_every_step_is_whole_or_failed(server: FakeVLLM):
     server.fail(0.1, ("drop", "429", "500", "garbage", "cut_stream"), seed=3)
-    chat = chat_for(server, timeout=5)
+    chat = chat_for(server, timeout=60)
 
     async def one(number: int) -> Rollout:
         with recording(Rollout()) as rollout:

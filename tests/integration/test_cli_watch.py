@@ -71,7 +71,7 @@ def test_a_run_is_followed_from_its_beginning_to_its_end(store: Store, tmp_path:
         store.end_run(run)
         assert next(said)["run"]["state"] == "finished"
         assert next(said, None) is None
-        assert started.wait(timeout=30) == ExitCode.OK
+        assert started.wait(timeout=120) == ExitCode.OK
 
 
 def test_a_run_that_fails_ends_the_watch_with_1(store: Store, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_run_that_fails_ends_the_watch_with_1(store: Store, tmp_path: Path) ->
         next(said)
         store.end_run(run, RunState.FAILED)
         assert [d["run"]["state"] for d in said] == ["failed"]
-        assert started.wait(timeout=30) == ExitCode.FINDING
+        assert started.wait(timeout=120) == ExitCode.FINDING
 
 
 def test_a_run_whose_process_died_is_followed_into_the_run_that_goes_on_from_it(
@@ -140,7 +140,7 @@ def test_ctrl_c_ends_a_watch_quietly(store: Store, tmp_path: Path) -> None:
     with watching(tmp_path, "--json") as started:
         next(documents(started))
         started.send_signal(signal.SIGINT)
-        assert started.wait(timeout=30) == ExitCode.INTERRUPTED
+        assert started.wait(timeout=120) == ExitCode.INTERRUPTED
 
 
 # -- what is new ---------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_a_run_whose_process_died_ends_the_watch_and_is_said_to_be_silent(
     with watching(tmp_path) as started:
         assert started.stdout is not None
         said = started.stdout.read()
-        assert started.wait(timeout=30) == ExitCode.FINDING
+        assert started.wait(timeout=120) == ExitCode.FINDING
     assert "silent" in said
     assert "its process has gone" in said
     console = Console(width=100, color_system=None)
@@ -223,7 +223,7 @@ def test_a_terminal_gets_one_picture_that_is_redrawn_and_stays_at_the_end(
         with suppress(OSError):  # how a terminal's end is read
             while more := os.read(here, 65536):
                 drawn += more
-        assert started.wait(timeout=30) == ExitCode.OK
+        assert started.wait(timeout=120) == ExitCode.OK
     os.close(here)
     last = drawn.decode().rpartition("agent-0")[2]
     assert "finished" in last

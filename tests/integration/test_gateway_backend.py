@@ -53,7 +53,7 @@ async def test_a_stock_client_of_a_model_with_a_gateway_is_captured_and_trained_
             await stock.ainvoke("hi")
         assert str(rollout.snapshot().steps[0].policy) == "agent@1"
         assert httpx.get(f"{model.gateway.url}/health").json()["current_version"] == "agent@1"
-        until, shown = time.monotonic() + 30, ""
+        until, shown = time.monotonic() + 120, ""
         while 'art_policy_version{model="agent",project="default"} 1.0' not in shown:
             assert time.monotonic() < until, shown
             await asyncio.sleep(0.05)
@@ -89,7 +89,7 @@ async def test_training_publishes_to_every_replica_that_the_backend_started(tmp_
         assert [r["versions"] for r in health["replicas"]] == [["agent@0", "agent@1"]] * 2
         os.kill(model._registered.engine.engines[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
         store = model._registered.store  # type: ignore[attr-defined]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while not any(event.kind == "replica_back" for event in store.events()):
             assert time.monotonic() < deadline, "the replica was not brought back"
             # It may be back before anybody missed it: calls are what finds it out.

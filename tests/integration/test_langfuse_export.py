@@ -37,7 +37,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def connection(server: LangfuseServer, **changes: Any) -> LangfuseConnection:
-    settings = {"requests_per_minute": 60_000, "timeout": 5, "attempts": 3, "patience": 20} | changes
+    settings = {"requests_per_minute": 60_000, "timeout": 60, "attempts": 3, "patience": 20} | changes
     return LangfuseConnection(
         public_key=PUBLIC_KEY, secret_key=SECRET_KEY, base_url=server.base_url, **settings
     )
@@ -314,12 +314,12 @@ def test_a_server_that_asks_for_more_patience_than_there_is_ends_the_export_at_o
     store.save_trajectory(played())
     tomorrow = email.utils.format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True)
     server.break_(path="/api/public/otel", status=429, retry_after=tomorrow, times=None)
-    with LangfuseClient(connection(server, patience=60)) as client:
+    with LangfuseClient(connection(server, patience=240)) as client:
         began = time.monotonic()
         result = export_to_langfuse(store, client=client)
     assert (result.left, result.requests) == (1, 1)
     assert "answers 429" in (result.stopped or "")
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 120
 
 
 def test_a_dead_server_leaves_what_was_confirmed_and_says_what_is_left(
@@ -410,18 +410,18 @@ def test_text_that_is_no_utf_8_and_numbers_that_are_no_json_arrive(
 def test_a_slow_server_does_not_slow_a_rollout(server: LangfuseServer, store: Store) -> None:
     """C60: it never blocks a rollout."""
     store.save_trajectory(a_trajectory("t-1"))
-    server.break_(path="/api/public/otel", delay=3, status=200, times=1)
+    answer = threading.Event()
+    server.break_(path="/api/public/otel", until=answer, status=200, times=1)
     with LangfuseClient(connection(server)) as client:
         exporting = threading.Thread(target=lambda: export_to_langfuse(store, client=client))
         exporting.start()
         while not server.asked:
             time.sleep(0.005)
-        began = time.monotonic()
         rollout = Rollout(sink=store.sink())
         rollout.record(a_step(rollout.id))
         rollout.finish(1.0)
-        assert time.monotonic() - began < 1
-        assert exporting.is_alive()
+        assert exporting.is_alive(), "the rollout ended first"
+        answer.set()
         exporting.join()
     assert server.trace_ids == {trace_id("t-1")}
 

@@ -79,7 +79,7 @@ async def test_one_graph_shared_by_two_hundred_rollouts_keeps_their_steps_apart(
 async def test_sync_nodes_run_side_by_side_and_record_into_their_own_rollout(model) -> None:
     """C05: LangGraph runs sync nodes in threads."""
     llm = ChatART(model, max_retries=0)
-    together = threading.Barrier(24, timeout=30)  # more than the usual executor has threads
+    together = threading.Barrier(24, timeout=120)  # more than the usual executor has threads
 
     def ask(state: State) -> State:
         together.wait()

@@ -76,7 +76,7 @@ def scraped(root: Path) -> Iterator[dict[str, float]]:
 
 def scraped_until(step: int, sink: PrometheusSink) -> dict[str, float]:
     """What Prometheus sees once it sees a step."""
-    until = time.monotonic() + 30
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         text = "" if sink.url is None else httpx.get(sink.url).text
         families = text_string_to_metric_families(text)

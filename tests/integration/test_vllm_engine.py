@@ -50,7 +50,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -312,7 +312,7 @@ async def test_the_server_does_not_outlive_a_parent_that_ends_or_is_killed(tmp_p
         worker = worker_pid(Path(parent.stdout.readline().strip()))
         if how != "exits":
             parent.kill()
-        parent.wait(30)
+        parent.wait(120)
         await until(lambda: not alive(worker))
     finally:
         parent.stdout.close()

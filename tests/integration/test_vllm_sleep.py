@@ -49,7 +49,7 @@ class Colocated:
         """A request of a client that asks first whether the server can be asked."""
         await self.vllm.availability.aready()
         body = {"model": version.name, "messages": [{"role": "user", "content": "hi"}]}
-        async with httpx.AsyncClient(timeout=30) as client:
+        async with httpx.AsyncClient(timeout=120) as client:
             response = await client.post(f"{self.vllm.base_url}/chat/completions", json=body)
             assert response.status_code == 200, response.text
             return response.json()

@@ -128,7 +128,7 @@ async def test_no_more_rollouts_run_at_once_than_asked_for() -> None:
 
 
 async def test_sync_agents_run_side_by_side_in_threads_with_their_own_rollout() -> None:
-    together = threading.Barrier(20, timeout=20)
+    together = threading.Barrier(20, timeout=60)
 
     def agent(scenario: Scenario) -> int:
         together.wait()
@@ -635,7 +635,7 @@ class Slow(Log):
 
 
 async def until(true) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.001)
 
