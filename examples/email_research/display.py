@@ -184,6 +184,16 @@ def steps_table(steps: Sequence[TrainingStep], total: int) -> Table:
     return table
 
 
+def step_line(step: TrainingStep, total: int) -> str:
+    """A training step in one line, for output that is no terminal."""
+    kl = "-" if step.kl is None else f"{step.kl:.4f}"
+    return (
+        f"step {step.step} of {total}: reward {step.reward:.3f}, correct {step.correct:.1%}, "
+        f"answered {step.answered:.1%}, errors {step.tool_errors:.1%}, turns {step.turns:.1f}, "
+        f"flat {step.flat}, KL {kl}, {step.rollout_seconds:.0f} s + {step.train_seconds:.0f} s"
+    )
+
+
 def save_plot(
     steps: Sequence[TrainingStep], evaluations: Sequence[Evaluation], path: Path, note: str
 ) -> Path:

@@ -4,17 +4,21 @@
 
 The held-out inbox before; if asked for, a warm start by imitation; then GRPO on the questions of the two
 other inboxes, rewarded by rules or by RULER alone; the held-out inbox in between and after.
+
+Whatever ends the training, be it its steps, its time, a signal or a fault, the held-out inbox is asked about
+afterwards. Figures are written after each step, the curve after each evaluation.
 """
 
 import argparse
 import asyncio
 import itertools
 import json
+import os
 import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,82 +30,34 @@ from rich.progress import Progress
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 
 from art_core import EngineConfig, LocalBackend, LoRAConfig, Scenario, TrainableModel, TrainConfig
+from art_core.errors import NothingToTrainError
 from art_core.gather import FLAT, Gathered
 from art_core.rewards import Ruler
 from art_core.store import Store
-from art_core.training.sft import Conversation
 from art_core.types import TrajectoryGroup
 from art_langgraph import agather
-from examples.email_research.agent import MOST_TOKENS, build_graph, greedy_agent, sampling_agent
+from examples.email_research.agent import greedy_agent, sampling_agent
 from examples.email_research.display import (
     Evaluation,
     TrainingStep,
     drawn,
     evaluations_table,
     part_means,
+    step_line,
     steps_table,
 )
+from examples.email_research.imitation import expert_answers, right_answers
 from examples.email_research.judging import judged, ruler_of
 from examples.email_research.mailbox import prepared
-from examples.email_research.policies import expert
+from examples.email_research.options import parse_options
 from examples.email_research.rewards import rules
-from examples.options import PREPARED, knobs, model_named
+from examples.email_research.stopping import Stopping
+from examples.options import knobs, model_named
 
 PROJECT = "email-research"
 IN_VAIN = 3
 """Batches in a row without one group that could be scored, after which something is wrong with them all."""
 TRAINING, HELD_OUT = ("harbour", "museum"), "clinic"
-
-
-def parse_options(given: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--model", default="qwen2.5-coder-0.5b", help=f"hub name, directory, or one of {', '.join(PREPARED)}"
-    )
-    parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
-    parser.add_argument("--vllm-python", type=Path, help="interpreter of another environment that has vLLM")
-    parser.add_argument(
-        "--gpu-memory-utilization", type=float, default=0.3, help="share of a GPU that vLLM takes"
-    )
-    parser.add_argument("--max-model-len", type=int, default=6144, help="tokens of the longest run")
-    parser.add_argument("--max-tokens", type=int, default=MOST_TOKENS, help="sampled in one turn")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of questions and of sampling")
-    parser.add_argument("--steps", type=int, default=30, help="GRPO steps; 0: evaluate (and warm up) alone")
-    parser.add_argument("--minutes", type=float, help="begin no further step after so many minutes")
-    parser.add_argument("--groups", type=int, default=8, help="questions in a step")
-    parser.add_argument("--group-size", type=int, default=8, help="runs of each question")
-    parser.add_argument("--concurrency", type=int, default=64, help="runs at the same time")
-    parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--lora-rank", type=int, default=16)
-    parser.add_argument(
-        "--token-budget", type=int, help="most tree nodes in one forward pass; default: measured"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KNOB=VALUE", help="any knob of TrainConfig"
-    )
-    parser.add_argument(
-        "--warm-start",
-        choices=("none", "expert", "own"),
-        default="none",
-        help="imitate a scripted expert, or the model's own right answers (rejection sampling)",
-    )
-    parser.add_argument("--warm-steps", type=int, default=12, help="supervised steps")
-    parser.add_argument("--warm-batch", type=int, default=64, help="answers that each of them imitates")
-    parser.add_argument("--warm-learning-rate", type=float, default=2e-4)
-    parser.add_argument("--reward", choices=("rules", "ruler"), default="rules")
-    parser.add_argument(
-        "--judge", default="local", help="local, provider:model, or a server's URL ending in /v1"
-    )
-    parser.add_argument("--judge-model", help="what a server's model is called")
-    parser.add_argument("--judge-context", type=int, help="tokens of its context; default: --max-model-len")
-    parser.add_argument("--held-out", type=int, default=100, help="questions about the held-out inbox")
-    parser.add_argument("--evaluate-every", type=int, default=10, help="steps; 0: before and after alone")
-    parser.add_argument("--evaluate", choices=("greedy", "sampled"), default="greedy")
-    parser.add_argument("--out", type=Path, default=Path(".art"), help="where record and adapter go")
-    parser.add_argument("--plot", type=Path, help="the curve; default: in --out")
-    parser.add_argument("--json", type=Path, help="all figures; default: in --out")
-    return parser.parse_args(given)
 
 
 class Training:
@@ -110,7 +66,7 @@ class Training:
     def __init__(self, options: argparse.Namespace, console: Console) -> None:
         self.options = options
         self.console = console
-        self.began = time.perf_counter()
+        self.stopping = Stopping(options.minutes)
         named = {} if options.token_budget is None else {"token_budget": options.token_budget}
         self.model = TrainableModel(
             base_model=model_named(options.model),
@@ -133,6 +89,8 @@ class Training:
         self.order = self._endless(self.mailbox.scenarios(*TRAINING))
         self.steps: list[TrainingStep] = []
         self.evaluations: list[Evaluation] = []
+        self.warmed: dict[str, Any] | None = None
+        self.ended: str | None = None
         self.in_vain = 0
         self.ruler: Ruler | None = None
 
@@ -142,11 +100,6 @@ class Training:
         while True:
             rng.shuffle(scenarios)
             yield from list(scenarios)
-
-    @property
-    def seconds(self) -> float:
-        """Since the beginning."""
-        return time.perf_counter() - self.began
 
     async def ask(self, how: str, scenarios: Sequence[Scenario], group_size: int) -> Gathered:
         """Runs of the agent, rewarded by the rules."""
@@ -171,13 +124,20 @@ class Training:
         self.evaluations.append(Evaluation.of(name, len(self.steps), groups, len(groups.failed), took))
         self.console.print(evaluations_table(self.evaluations))
         self.save()
+        if self.steps:
+            self.curve()
 
-    async def step(self) -> bool:
-        """Ask about the training inboxes, and learn from it; False when there was nothing to learn from."""
+    async def step(self) -> None:
+        """Ask about the training inboxes, and learn from it.
+
+        Raises:
+            NothingToTrainError: nothing could be learnt from too many batches in a row.
+        """
         start = time.perf_counter()
-        gathered = await self.ask(
-            "sampled", list(itertools.islice(self.order, self.options.groups)), self.options.group_size
-        )
+        asked = list(itertools.islice(self.order, self.options.groups))
+        gathered = await self.stopping.unless_told(self.ask("sampled", asked, self.options.group_size))
+        if gathered is None:
+            return
         groups, unscored = list[TrajectoryGroup](gathered), 0
         if self.ruler is not None:
             with Store.open(PROJECT, self.options.out) as store:
@@ -187,7 +147,13 @@ class Training:
                 f"step {len(self.steps) + 1}, once more with other questions: too few runs came to an end in "
                 f"{len(gathered.dropped)} groups, {unscored} could not be judged"
             )
-            return False
+            self.in_vain += 1
+            if self.in_vain == IN_VAIN:
+                raise NothingToTrainError(
+                    f"{IN_VAIN} batches of questions in a row taught nothing; see the record"
+                )
+            return
+        self.in_vain = 0
         rolled = time.perf_counter()
         report = await self.model.atrain(groups)
         runs = [run for group in groups for run in group.scored]
@@ -205,63 +171,107 @@ class Training:
                 train_seconds=time.perf_counter() - rolled,
             )
         )
-        return True
+        self.save()
 
     async def warm_start(self) -> None:
-        """Imitate whoever `--warm-start` names."""
-        options = self.options
-        asked = self.mailbox.scenarios(*TRAINING)
-        examples: list[Any] = []
+        """Imitate whoever `--warm-start` names.
+
+        Raises:
+            SystemExit: the model has no right answer of its own.
+        """
+        options, start = self.options, time.perf_counter()
+        examples: Sequence[Any]
         if options.warm_start == "expert":
-            graph = build_graph(expert(asked), self.mailbox)
-            shown = await agather(
-                graph, asked, group_size=1, reward=rules, require_policy_calls=False, progress=False
-            )
-            for run in (run for group in shown for run in group.scored if run.components["correct"] == 1.0):
-                last = run.steps[-1]
-                assert last.response is not None
-                examples.append(Conversation((*last.messages, last.response), last.tools))
+            with self.console.status("the expert answers"):
+                examples = await expert_answers(self.mailbox, self.mailbox.scenarios(*TRAINING))
         else:
-            tried = await self.ask("sampled", asked[: 4 * options.groups], options.group_size)
-            examples = [run for group in tried for run in group.scored if run.components["correct"] == 1.0]
-        if not examples:
-            raise SystemExit("the model gave no right answer of its own to imitate; take --warm-start expert")
+            asked = list(itertools.islice(self.order, 4 * options.groups))
+            with self.console.status("the model answers"):
+                tried = await self.stopping.unless_told(self.ask("sampled", asked, options.group_size))
+            if tried is None:
+                return
+            examples = right_answers(tried)
+            if not examples:
+                runs = len(asked) * options.group_size
+                self.ended = (
+                    f"none of {runs} answers of the model's own was right: there is nothing to imitate"
+                )
+                raise SystemExit(f"{self.ended}; take --warm-start expert, or a model that can do more")
         with Progress(console=self.console, transient=True) as bar:
             task = bar.add_task(f"warm start on {len(examples)} runs", total=options.warm_steps)
-            await self.model.asft(
+            report = await self.model.asft(
                 examples,
                 batch_size=options.warm_batch,
                 steps=options.warm_steps,
                 learning_rate=options.warm_learning_rate,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
+        took = time.perf_counter() - start
+        self.warmed = {"runs": len(examples), "loss": report.metrics.get("loss"), "seconds": took}
+        self.console.print(
+            f"warm start: {len(examples)} runs imitated in {options.warm_steps} updates, {took:.0f} s"
+        )
+        await self.evaluate("warm start")
 
     async def learn(self) -> None:
         """All GRPO steps, with the evaluations between them."""
-        options = self.options
-        while len(self.steps) < options.steps and not self.late:
-            until = options.steps if not options.evaluate_every else len(self.steps) + options.evaluate_every
-            with Live(
-                steps_table(self.steps, options.steps), console=self.console, refresh_per_second=4
-            ) as live:
-                while len(self.steps) < min(until, options.steps) and not self.late:
-                    self.in_vain = 0 if await self.step() else self.in_vain + 1
-                    if self.in_vain == IN_VAIN:
-                        raise SystemExit(
-                            f"{IN_VAIN} batches of questions in a row taught nothing; see the record"
-                        )
-                    self.save()
-                    live.update(steps_table(self.steps, options.steps))
+        options, console = self.options, self.console
+        while self.reason() is None:
+            until = min(options.steps, len(self.steps) + (options.evaluate_every or options.steps))
+            table = Live(console=console, refresh_per_second=4) if console.is_terminal else None
+            with table or nullcontext():
+                while len(self.steps) < until and self.reason() is None:
+                    done = len(self.steps)
+                    await self.step()
+                    if table is not None:
+                        table.update(steps_table(self.steps, options.steps))
+                    elif len(self.steps) > done:  # nobody sees a table grow in a file
+                        console.print(step_line(self.steps[-1], options.steps))
+            await self.evaluate_after()
+
+    def reason(self) -> str | None:
+        """Why no further step should begin, or None: it would have to leave time to evaluate after it."""
+        if len(self.steps) >= self.options.steps:
+            return "all steps"
+        latest = [s.rollout_seconds + s.train_seconds for s in self.steps[-5:]]
+        return self.stopping.reason(max(latest, default=0.0) + self.evaluations[-1].seconds)
+
+    async def evaluate_after(self) -> None:
+        """Ask about the held-out inbox, unless nothing was learnt since it was last asked about."""
+        if self.steps and self.evaluations[-1].step < len(self.steps):
             await self.evaluate(f"step {len(self.steps)}")
 
-    @property
-    def late(self) -> bool:
-        """Whether the time that was given is over."""
-        return self.options.minutes is not None and self.seconds > 60 * self.options.minutes
+    async def teach(self) -> None:
+        """Warm start and GRPO, and an evaluation also where a fault ends them."""
+        try:
+            if self.options.warm_start != "none" and self.stopping.reason() is None:
+                await self.warm_start()
+            await self.learn()
+            self.ended = self.reason()
+        except Exception as failure:
+            self.ended = f"{type(failure).__name__}: {failure}"
+            await self.evaluate_after()
+            raise
 
-    async def run(self) -> None:
-        """The whole story."""
-        options, console = self.options, self.console
+    async def run(self) -> int:
+        """The whole story; returns the exit status."""
+        self.stopping.listen(self.console.print)
+        try:
+            async with AsyncExitStack() as stack:
+                await self.begin(stack)
+                await self.evaluate("as it comes")
+                await self.teach()
+                adapter = await self.model.asave_lora_adapter(self.options.out / self.model.name / "adapter")
+                self.console.print(f"adapter  {adapter}")
+        except asyncio.CancelledError:  # the second signal
+            self.ended = f"{self.stopping.signal and self.stopping.signal.name}, at once"
+        finally:
+            self.finish()
+        return 0 if self.stopping.signal is None else 128 + self.stopping.signal
+
+    async def begin(self, stack: AsyncExitStack) -> None:
+        """Start the engine, and the judge if there is one."""
+        options = self.options
         engine = EngineConfig(
             kind=options.engine,
             max_model_len=options.max_model_len,
@@ -269,29 +279,32 @@ class Training:
             python=options.vllm_python,
             gpu_memory_utilization=options.gpu_memory_utilization,
         )
-        with console.status("loading the model"):
+        with self.console.status("loading the model"):
             await self.model.aregister(LocalBackend(engine=engine, root=options.out))
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self.model)
-            if options.reward == "ruler":
-                context = options.judge_context or options.max_model_len
-                named = ruler_of(self.model, options.judge, options.judge_model, context)
-                self.ruler = await stack.enter_async_context(named)
-            await self.evaluate("as it comes")
-            if options.warm_start != "none":
-                await self.warm_start()
-                await self.evaluate("warm start")
-            await self.learn()
-            adapter = await self.model.asave_lora_adapter(options.out / self.model.name / "adapter")
-        first, last = self.evaluations[0], self.evaluations[-1]
-        console.print(f"held-out inbox: {first.correct:.1%} right before, {last.correct:.1%} after")
-        console.print(f"adapter  {adapter}\nfigures  {self.save()}\nrecord   {options.out / PROJECT}.db")
-        if self.steps:
-            path = options.plot or options.out / self.model.name / "curve.png"
-            console.print(f"curve    {self.curve(path)}")
+        await stack.enter_async_context(self.model)
+        if options.reward == "ruler":
+            context = options.judge_context or options.max_model_len
+            named = ruler_of(self.model, options.judge, options.judge_model, context)
+            self.ruler = await stack.enter_async_context(named)
+        self.console.print(
+            f"{Path(self.model.config.base_model).name} is ready, {self.stopping.seconds:.0f} s"
+        )
 
-    def curve(self, path: Path) -> str:
+    def finish(self) -> None:
+        """Figures and curve, whatever there is of them."""
+        options, console = self.options, self.console
+        if self.evaluations:
+            first, last = self.evaluations[0], self.evaluations[-1]
+            console.print(f"held-out inbox: {first.correct:.1%} right before, {last.correct:.1%} after")
+        if self.ended is not None:
+            console.print(f"ended    after {len(self.steps)} of {options.steps} steps: {self.ended}")
+        console.print(f"figures  {self.save()}\nrecord   {options.out / PROJECT}.db")
+        if self.steps:
+            console.print(f"curve    {self.curve()}")
+
+    def curve(self) -> str:
         """Draw the curve; returns where it is, or why it is not."""
+        path = self.options.plot or self.options.out / self.model.name / "curve.png"
         try:
             return str(drawn(self.save(), path))
         except ImportError as missing:  # the figures are what a GPU was rented for
@@ -310,15 +323,20 @@ class Training:
         usage = None if self.ruler is None else asdict(self.ruler.usage)
         result = {
             "model": Path(self.model.config.base_model).name,
-            "seconds": self.seconds,
+            "seconds": self.stopping.seconds,
+            "ended": self.ended,
             "options": given,
             "judge": usage,
+            "warm_start": self.warmed,
             "evaluations": [asdict(e) for e in self.evaluations],
             "steps": [asdict(s) for s in self.steps],
         }
-        path.write_text(json.dumps(result, indent=1))
+        scratch = path.with_name(f"{path.name}.new")
+        scratch.write_text(json.dumps(result, indent=1))
+        scratch.replace(path)
         return path
 
 
 if __name__ == "__main__":
-    asyncio.run(Training(parse_options(), Console()).run())
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 140
+    sys.exit(asyncio.run(Training(parse_options(), Console(width=wide)).run()))

@@ -10,7 +10,11 @@ from typing import Any
 from helpers.tiny import tiny_model
 
 ROOT = Path(__file__).parents[2]
-SMALL = "--groups 2 --group-size 2 --held-out 2 --evaluate-every 0 --max-model-len 12288 --max-tokens 16"
+SMALL = (
+    *("--groups", "2", "--group-size", "2", "--held-out", "2", "--evaluate-every", "0", "--steps", "1"),
+    *("--max-model-len", "12288", "--max-tokens", "16", "--token-budget", "4096"),
+)
+"""Options for one quick step."""
 
 
 def tiny_researcher(path: Path) -> Path:
@@ -21,27 +25,23 @@ def tiny_researcher(path: Path) -> Path:
     return path
 
 
-def train(
-    model: Path, cache: Path, out: Path, *options: str, seconds: float = 280
-) -> tuple[dict[str, Any], str]:
-    """Run the script for one step; its figures and what it printed.
+def started(model: Path, cache: Path, out: Path, *options: str) -> "subprocess.Popen[str]":
+    """The script, running; what it prints is to be read from it.
 
     Args:
         model: the policy's directory.
         cache: where the mailbox is, or goes.
-        out: where everything else goes.
+        out: where everything else goes, figures as ``figures.json``.
         options: more of the script's.
-        seconds: how long it may take.
     """
-    done = subprocess.run(
+    return subprocess.Popen(
         [
-            *(sys.executable, str(ROOT / "examples/email_research/train.py"), *SMALL.split(), "--steps", "1"),
-            *("--token-budget", "4096", "--model", str(model), "--out", str(out)),
-            *("--json", str(out / "figures.json"), *options),
+            *(sys.executable, str(ROOT / "examples/email_research/train.py"), *SMALL),
+            *("--model", str(model), "--out", str(out), "--json", str(out / "figures.json"), *options),
         ],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=seconds,
         env={
             **{name: value for name, value in os.environ.items() if not name.endswith("_API_KEY")},
             "ART_MAIL_CACHE": str(cache),
@@ -49,5 +49,26 @@ def train(
             "HF_HUB_OFFLINE": "1",
         },
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return json.loads((out / "figures.json").read_text()), done.stdout
+
+
+def train(
+    model: Path, cache: Path, out: Path, *options: str, seconds: float = 280, status: int = 0
+) -> tuple[dict[str, Any], str]:
+    """Run the script for one step; its figures and what it printed.
+
+    Args:
+        model: as of `started`, and so are ``cache``, ``out`` and ``options``.
+        cache: see there.
+        out: see there.
+        options: see there.
+        seconds: how long it may take.
+        status: how it has to end.
+    """
+    with started(model, cache, out, *options) as script:
+        try:
+            printed, _ = script.communicate(timeout=seconds)
+        except BaseException:
+            script.kill()
+            raise
+    assert script.returncode == status, printed
+    return json.loads((out / "figures.json").read_text()), printed

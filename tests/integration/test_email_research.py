@@ -1,7 +1,8 @@
 """The mailbox example: its agent before a server that answers badly, and its training as users start it."""
 
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Awaitable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,22 @@ from typing import Any
 import pytest
 from fakes.vllm_server import FakeVLLM, Reply, ToolCall
 from helpers.judges import runs, told
-from helpers.researcher import tiny_researcher, train
+from helpers.researcher import SMALL, started, tiny_researcher, train
+from rich.console import Console
 
+from art_core.errors import OutOfMemoryError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.rewards import ToolErrors
+from art_core.scoring import Reward
 from art_core.store import Store
+from art_core.training.report import TrainReport
 from art_core.types import Trajectory
 from art_langgraph import arollout
+from examples.email_research import agent
+from examples.email_research import train as script
 from examples.email_research.agent import MOST_TURNS, NO_CALL, sampling_agent
 from examples.email_research.mailbox import Mailbox, prepared
+from examples.email_research.options import parse_options
 from examples.email_research.rewards import rules
 
 
@@ -176,7 +184,9 @@ def test_training_by_rules_runs_on_the_embedded_engine_and_keeps_its_record(
     assert [e["questions"] for e in figures["evaluations"]] == [2, 2, 2]
     assert [s["step"] for s in figures["steps"]] == [1]
     assert str(tmp_path) not in json.dumps(figures), "it can be published as it is"
-    for shown in ("held-out inbox", "GRPO, 1 of 1 steps", "adapter", "record", "curve"):
+    assert figures["ended"] == "all steps"
+    assert figures["warm_start"]["runs"] > 200
+    for shown in ("held-out inbox", "step 1 of 1: reward", "adapter", "record", "curve"):
         assert shown in printed
     assert (tmp_path / "curve.png").stat().st_size > 10_000
     with Store.open("email-research", tmp_path) as store:
@@ -205,3 +215,106 @@ def test_training_by_ruler_alone_learns_from_the_judge_and_reports_the_rules(
     with Store.open("email-research", tmp_path) as store:
         kept = [t for t in store.trajectories(status="finished") if "ruler" in t.components]
         assert sorted(t.reward or 0.0 for t in kept) == pytest.approx([0.1, 0.1, 0.9, 0.9])
+
+
+def test_a_signal_ends_the_training_with_a_last_evaluation_and_all_that_was_learnt(
+    model: Path, cache: Path, tmp_path: Path
+) -> None:
+    small = ("--groups", "1", "--held-out", "1")
+    endless = (*small, "--steps", "1000", "--plot", str(tmp_path / "curve.png"))
+    with started(model, cache, tmp_path, *endless) as running:
+        assert running.stdout is not None
+        try:
+            printed: list[str] = []
+            for line in running.stdout:
+                printed.append(line)
+                if line.startswith("step 1 of 1000: reward"):
+                    break
+            for _ in range(2):  # as `timeout` does it
+                running.send_signal(signal.SIGTERM)
+            printed += running.communicate(timeout=280)[0].splitlines(keepends=True)
+        except BaseException:
+            running.kill()
+            raise
+    assert running.returncode == 128 + signal.SIGTERM, "".join(printed)
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["ended"] == "SIGTERM"
+    learnt = len(figures["steps"])
+    assert learnt >= 1
+    assert [(e["name"], e["step"]) for e in figures["evaluations"]] == [
+        ("as it comes", 0),
+        (f"step {learnt}", learnt),
+    ]
+    assert (tmp_path / "curve.png").exists()
+    assert list(tmp_path.glob("researcher-*/adapter/adapter_model.safetensors"))
+
+
+# -- training in this process: runs are one turn long, which is quicker -----------------------------------
+
+
+@pytest.fixture
+def one_turn(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(agent, "MOST_TURNS", 1)
+    monkeypatch.setenv("ART_MAIL_CACHE", str(cache))
+
+
+def training(model: Path, out: Path, *options: str) -> script.Training:
+    small = (*SMALL, "--groups", "1", "--held-out", "1", "--model", str(model), "--out", str(out))
+    given = parse_options([*small, "--json", str(out / "figures.json"), *options])
+    return script.Training(given, Console(width=140, quiet=True))
+
+
+async def test_a_model_without_a_right_answer_of_its_own_is_told_so_and_not_trained(
+    model: Path, tmp_path: Path, one_turn: None
+) -> None:
+    with pytest.raises(
+        SystemExit, match=r"none of 8 answers of the model's own was right.*take --warm-start"
+    ):
+        await training(model, tmp_path, "--warm-start", "own").run()
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["ended"].startswith("none of 8 answers")
+    assert [e["name"] for e in figures["evaluations"]] == ["as it comes"]
+    assert figures["warm_start"] is None
+    assert figures["steps"] == []
+
+
+async def test_without_time_for_a_step_the_model_is_measured_and_no_more(
+    model: Path, tmp_path: Path, one_turn: None
+) -> None:
+    assert await training(model, tmp_path, "--warm-start", "expert", "--minutes", "0").run() == 0
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["ended"] == "time"
+    assert [e["name"] for e in figures["evaluations"]] == ["as it comes"]
+    assert figures["warm_start"] is None
+
+
+async def test_own_right_answers_are_imitated_and_a_fault_in_training_leaves_an_evaluation(
+    model: Path, tmp_path: Path, one_turn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, float] = {}
+
+    async def generous(trajectory: Trajectory, output: Any) -> Reward:
+        """The rules, but one run in two is called right, which this model's never are."""
+        right = seen.setdefault(trajectory.id, float(len(seen) % 2))
+        found = rules(trajectory, output)
+        scored = await found if isinstance(found, Awaitable) else found
+        assert isinstance(scored, Reward)
+        return replace(scored, total=right, components={**scored.components, "correct": right})
+
+    monkeypatch.setattr(script, "rules", generous)
+    run = training(model, tmp_path, "--warm-start", "own", "--warm-steps", "1", "--steps", "5")
+    really = run.model.atrain
+
+    async def out_of_memory(*args: Any, **kwargs: Any) -> TrainReport:
+        if run.steps:
+            raise OutOfMemoryError("no room for the second step")
+        return await really(*args, **kwargs)
+
+    monkeypatch.setattr(run.model, "atrain", out_of_memory)
+    with pytest.raises(OutOfMemoryError):
+        await run.run()
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert figures["warm_start"]["runs"] == 4, "half of four questions, each asked twice"
+    assert figures["warm_start"]["loss"] > 0
+    assert figures["ended"] == "OutOfMemoryError: no room for the second step"
+    assert [e["name"] for e in figures["evaluations"]] == ["as it comes", "warm start", "step 1"]
