@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FIRST = (
     "reward_mean",
+    "reward_mean_scored",
     "reward_group_std",
     "success_rate",
     "trajectories_failed",

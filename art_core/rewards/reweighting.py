@@ -118,8 +118,13 @@ def _unknown(groups: Sequence[TrajectoryGroup], weights: Mapping[str, float]) ->
     return told
 
 
-def weights_as_given(trajectory: Trajectory) -> dict[str, float]:
-    """The weights of a trajectory's components as they were written in the sum, by name."""
+def weights_to_turn(trajectory: Trajectory) -> dict[str, float]:
+    """The weights that `reweighted` can put others in place of, by component, as they stood in the sum.
+
+    Empty for a trajectory that it leaves as it was scored.
+    """
+    if trajectory.reward is None or _obstacle(trajectory) is not None:
+        return {}
     return {
         name: weight * scale_of(trajectory, name) for name, weight in component_weights(trajectory).items()
     }

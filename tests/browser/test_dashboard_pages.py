@@ -1,5 +1,6 @@
 """The pages of runs in a real browser: drawn, followed, driven by keys, readable by everybody."""
 
+import json
 import os
 import socket
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from helpers.dashboard_server import Server
 from helpers.synthetic_store import fill
 from helpers.tab import Tab
+from helpers.trajectories import a_trajectory
 from playwright.sync_api import Browser, Page, expect
 
 from art_core.store import Store
@@ -124,6 +126,41 @@ def test_a_knob_is_turned_by_its_form(chromium: Browser, server: Server, store: 
     expect(page.locator("#knobs-said")).to_contain_text("Turned")
     assert '"learning_rate": 2e-05' in (directory / "knobs.json").read_text()
     tab.close()
+
+
+def test_a_weight_of_the_reward_is_turned_by_its_field(
+    chromium: Browser, server: Server, store: Store, root: Path
+) -> None:
+    tab = Tab(chromium, server.url)
+    page, directory = tab.page, root / "weights"
+    directory.mkdir()
+    run = begin(store, directory)
+    recorded = {"weight/it's right": 1.0, "weight/steps": -0.1}
+    scored = a_trajectory(
+        "weighed", reward=0.5, components={"it's right": 1.0, "steps": 5.0}, metrics=recorded
+    )
+    store.save_trajectory(scored, run_id=run)
+    page.goto(f"/runs/{run}")
+    field = page.get_by_label("reward_weights/steps")
+    expect(field).to_have_attribute("placeholder", "-0.1")
+    field.fill("few")
+    page.get_by_role("button", name="Turn").click()
+    expect(page.locator(".knob", has=field).locator(".wrong")).to_contain_text("valid number")
+    expect(field).to_be_focused()
+    field.fill("-0.25")
+    page.get_by_label("reward_weights/it's right").fill("2")
+    page.get_by_label("temperature").fill("0.5")
+    page.get_by_role("button", name="Turn").click()
+    expect(page.locator("#knobs-said")).to_contain_text("Turned")
+    turned = {"temperature": 0.5, "reward_weights": {"steps": -0.25, "it's right": 2.0}}
+    assert json.loads((directory / "knobs.json").read_text()) == turned
+    data = {"name": "reward_weights/it's right", "before": 2.0, "after": None}
+    store.add_event(run, "knob_turned", "as a run records it", data)
+    expect(page.locator("#turns li").first).to_contain_text("2 → as scored", timeout=30_000)
+    expect(page.get_by_label("reward_weights/it's right")).to_have_value("")
+    expect(field).to_have_value("-0.25")
+    store.end_run(run)
+    assert [entry for entry in tab.close() if "422" not in entry] == []  # that one turn was refused
 
 
 PATHS = ("/", "/runs/r-0000", "/compare?run=r-0000&run=r-0001", "/runs/r-0000/audit", "/nowhere")

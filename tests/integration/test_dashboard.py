@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from fastapi.routing import APIRoute
 from helpers.synthetic_store import fill
+from helpers.trajectories import a_trajectory
 from starlette.testclient import TestClient
 
 from art_core.config import TrainableModelConfig, TrainConfig
@@ -382,6 +383,57 @@ def test_a_knob_that_is_turned_on_the_page_is_what_the_run_reads(control: Contro
     fields = page(control.client, f"/runs/{control.run}").all("input")
     shown = next(a for a in fields if a.get("name") == "learning_rate")
     assert (shown["value"], shown["placeholder"]) == ("3e-05", "2e-05")
+
+
+def test_weights_of_the_rewards_components_are_knobs_where_they_can_be_turned(
+    empty: Store, control: Control
+) -> None:
+    told = {"reward": 0.9, "components": {"right, or <b>not</b>": 1.0, "steps": 10.0, "steps/late": 1.0}}
+    recorded = {"weight/right, or <b>not</b>": 1.0, "weight/steps": -0.01, "moves": 3.0}
+    rows = [
+        a_trajectory("sum", metrics=recorded, **told),
+        a_trajectory("by hand", metrics={"weight/polite": 1.0}, reward=0.5, components={"polite": 1.0}),
+        a_trajectory("elsewhere", metrics={"weight/other": 1.0}, reward=1.0, components={"other": 1.0}),
+    ]
+    for row, run in zip(rows, (control.run, control.run, empty.begin_run("other")), strict=True):
+        empty.save_trajectory(row, run_id=run)
+    fields = page(control.client, f"/runs/{control.run}").all("input")
+    weights = {a["name"]: a["placeholder"] for a in fields if a.get("name", "").startswith("reward_weights/")}
+    assert weights == {"reward_weights/right, or <b>not</b>": "1", "reward_weights/steps": "-0.01"}
+    status, said = control.turn('{"reward_weights": {"steps": "few", "right, or <b>not</b>": 2}}')
+    assert (status, list(said["errors"])) == (422, ["reward_weights/steps"])
+    assert not control.file.exists()
+    assert control.turn('{"reward_weights": {"steps": -0.05}}') == (
+        200,
+        {"knobs": {"reward_weights/steps": -0.05}},
+    )
+    assert control.turn('{"reward_weights": {"gone": 1}}')[0] == 200
+    run = KnobBoard(control.directory, control.config)
+    assert {t.name: t.after for t in run.read()} == {
+        "reward_weights/steps": -0.05,
+        "reward_weights/gone": 1.0,
+    }
+    fields = page(control.client, f"/runs/{control.run}").all("input")
+    shown = {a["name"]: a["value"] for a in fields if a.get("name", "").startswith("reward_weights/")}
+    assert shown == {
+        "reward_weights/right, or <b>not</b>": "",
+        "reward_weights/steps": "-0.05",
+        "reward_weights/gone": "1",
+    }
+    assert control.turn('{"reward_weights": {"gone": null}}')[0] == 200
+    assert run.read()[0].after is None
+
+
+def test_a_weight_that_was_turned_is_shown_with_what_it_was_scored_with(empty: Store) -> None:
+    run = empty.begin_run("agent", {"checkpoints": "/not/on/this/machine"})
+    scored = a_trajectory("t", reward=-0.5, components={"steps": 5.0}, metrics={"weight/steps": -0.1})
+    empty.save_trajectory(scored, run_id=run)
+    for before, after in ((None, -0.25), (-0.25, None), (None, -0.75)):
+        data = {"name": "reward_weights/steps", "before": before, "after": after}
+        empty.add_event(run, "knob_turned", "reward_weights/steps turned", data)
+    text = page(TestClient(create_app(empty)), f"/runs/{run}").text
+    assert "reward_weights/steps -0.1 -0.75" in text
+    assert "reward_weights/steps -0.25 → as scored" in text
 
 
 def test_every_turn_of_a_knob_is_on_its_page(empty: Store, control: Control) -> None:

@@ -147,3 +147,12 @@ def test_a_text_of_megabytes_is_short_and_harmless() -> None:
     text = shown("\x1b[31m\u202e" + "x" * 5_000_000)
     assert len(text) < 400
     assert not set(text) & {"\x1b", "\u202e"}
+
+
+def test_rewards_that_are_weighed_anew_are_no_fall_of_the_reward() -> None:
+    rising = noisy([0.2 + n * 0.02 for n in range(20)])
+    turned = [value if n < 12 else value - 3.0 for n, value in enumerate(rising)]
+    assert titles(signs_of(series(reward_mean=turned), [], GOING)) == ["The reward has fallen back."]
+    scored = Series("reward_mean_scored", list(range(13, 21)), rising[12:], [float(n) for n in range(12, 20)])
+    found = signs_of({**series(reward_mean=turned), "reward_mean_scored": scored}, [], GOING)
+    assert titles(found) == ["It learns."]

@@ -54,6 +54,7 @@ class _Rule:
 
 _FIRST = (
     _Rule("Reward", ("reward_mean",), spread="reward_std", wide=True),
+    _Rule("Reward as scored", ("reward_mean_scored",)),
     _Rule("Success rate", ("success_rate",)),
     _Rule("Reward by component", ("reward/component/*",)),
     _Rule("Failed rollouts", ("trajectories_failed", "failures/*")),

@@ -8,6 +8,7 @@ from typing import Any
 
 from art_core.observe.dashboard.page import moment, shown
 from art_core.store.records import Event
+from art_core.training.knobs import unturned
 
 MESSAGE_LIMIT = 1000
 """Most characters of an event's message that are shown."""
@@ -27,6 +28,7 @@ _TONES = {
     "no_spread": "warn",
     "reward_audit": "warn",
     "knobs_refused": "warn",
+    "reward_weights_unused": "warn",
     "replica_out": "warn",
     "engine_restarted": "warn",
     "sleep_changed_answers": "warn",
@@ -46,11 +48,13 @@ def event_view(event: Event) -> dict[str, Any]:
 
 
 def knob_view(event: Event) -> dict[str, Any]:
-    """A turn of a knob: its name, what it was and what it is; None stands for as configured."""
+    """A turn of a knob: its name, what it was and what it is; None: ``unturned``."""
+    name = str(event.data.get("name", ""))
     return {
-        "name": shown(event.data.get("name", ""), 60),
+        "name": shown(name, 80),
         "before": _value(event.data.get("before")),
         "after": _value(event.data.get("after")),
+        "unturned": unturned(name),
         "moment": moment(event.created_at),
     }
 

@@ -15,23 +15,32 @@ from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse
+from sqlalchemy import Connection, select
 
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
 from art_core.observe.dashboard.page import shown, site_of
 from art_core.observe.dashboard.series import read_run
+from art_core.rewards.reweighting import weights_to_turn
 from art_core.store.records import Event, Run
-from art_core.training.knobs import KnobBoard, Knobs
+from art_core.store.schema import trajectories
+from art_core.training.knobs import REWARD_WEIGHTS, KnobBoard, Knobs, weight_knob
+from art_core.types import Scenario, Trajectory
 
 router = APIRouter()
 
 MOST_BYTES = 10_000
 """Of a request that turns knobs."""
 
+MOST_WEIGHTS = 50
+"""Components of rewards that have a field."""
+
+_LOOKED_AT = 32  # newest rollouts whose components can be turned
+
 
 @router.post("/runs/{run_id}/knobs")
 async def turn(request: Request, run_id: str, x_art_control: Annotated[str, Header()] = "") -> JSONResponse:
-    """Turn knobs: a JSON object of names and numbers; null goes back to what was configured.
+    """Turn knobs: a JSON object as ``knobs.json`` has it; null goes back to what was configured, or scored.
 
     The header ``X-ART-Control`` carries the token of the page. Other sites cannot send that header, nor read
     the token.
@@ -64,7 +73,7 @@ async def turn(request: Request, run_id: str, x_art_control: Annotated[str, Head
         return _refused(422, str(refused))
     except OSError as unwritable:
         return _refused(409, f"knobs.json cannot be written: {unwritable}")
-    return JSONResponse({"knobs": board.knobs.model_dump(exclude_none=True)})
+    return JSONResponse({"knobs": board.knobs.values()})
 
 
 def _refused(status: int, message: str) -> JSONResponse:
@@ -75,10 +84,15 @@ def _wrong(values: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with which knob by itself."""
     found: dict[str, str] = {}
     for name, value in values.items():
-        try:
-            Knobs(**{name: value})
-        except ConfigError as unusable:
-            found[name[:60]] = shown(str(unusable).removeprefix("Knobs: "))
+        alone: dict[str, Any] = {name[:60]: value}
+        if name == REWARD_WEIGHTS and isinstance(value, Mapping):
+            weights = cast("Mapping[str, Any]", value)
+            alone = {weight_knob(component): {component: weight} for component, weight in weights.items()}
+        for field, own in alone.items():
+            try:
+                Knobs(**{name: own})
+            except ConfigError as unusable:
+                found[field] = shown(str(unusable).removeprefix("Knobs: "))
     return found
 
 
@@ -115,8 +129,43 @@ def _configured(run: Run) -> TrainConfig:
     return TrainConfig() if rate is None else TrainConfig(learning_rate=rate)
 
 
-def knob_views(run: Run, events: Sequence[Event]) -> dict[str, Any]:
-    """The knobs of a run for its page: what is configured, what they were turned to, and where they go."""
+def scored_weights(connection: Connection, line: Sequence[str]) -> dict[str, float]:
+    """Weights of rewards that can be turned, by component, as the newest rollouts were scored.
+
+    Args:
+        connection: of the project's store.
+        line: a run and those that it continues.
+    """
+    of = trajectories.c
+    newest = (
+        select(of.reward, of.components, of.metrics, of.step_rewards, of.node_rewards)
+        .where(of.run_id.in_(line), of.reward.is_not(None))
+        .order_by(of.seq.desc())
+        .limit(_LOOKED_AT)
+    )
+    found: dict[str, float] = {}
+    for row in connection.execute(newest):
+        scored = Trajectory(
+            id="",
+            scenario=Scenario(""),
+            reward=row.reward,
+            components=json.loads(row.components),
+            metrics=json.loads(row.metrics),
+            step_rewards=json.loads(row.step_rewards),
+            node_rewards=json.loads(row.node_rewards),
+        )
+        found = {**weights_to_turn(scored), **found}
+    return dict(sorted(found.items())[:MOST_WEIGHTS])
+
+
+def knob_views(run: Run, events: Sequence[Event], scored: Mapping[str, float]) -> dict[str, Any]:
+    """The knobs of a run for its page: what is configured, what they were turned to, and where they go.
+
+    Args:
+        run: the run.
+        events: its turns of knobs, oldest first.
+        scored: weights of rewards that have a field, also while nobody turns them; see `scored_weights`.
+    """
     problem, now = "", Knobs()
     try:
         now = _board(run).knobs
@@ -131,14 +180,33 @@ def knob_views(run: Run, events: Sequence[Event]) -> dict[str, Any]:
         "problem": problem,
         "items": [
             {
+                "id": name,
                 "name": name,
+                "label": name,
                 "what": field.description,
                 "configured": _written(configured.get(name)),
                 "turned": _written(getattr(now, name)),
             }
             for name, field in Knobs.model_fields.items()
-        ],
+            if name != REWARD_WEIGHTS
+        ]
+        + _weight_views(now.reward_weights or {}, scored),
     }
+
+
+def _weight_views(turned: Mapping[str, float], scored: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A knob for each component of the rewards; names are what users made them, and no ids."""
+    return [
+        {
+            "id": f"reward-weight-{n}",
+            "name": weight_knob(component),
+            "label": shown(weight_knob(component), 80),
+            "what": "weight of this component in what is trained; empty: as it was scored",
+            "configured": _written(scored.get(component)),
+            "turned": _written(turned.get(component)),
+        }
+        for n, component in enumerate(dict.fromkeys([*scored, *turned]))
+    ]
 
 
 def _written(value: float | None) -> str | None:
@@ -148,10 +216,14 @@ def _written(value: float | None) -> str | None:
 def _last_turned(events: Sequence[Event]) -> Knobs:
     """What the record says that the knobs were turned to."""
     found: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for event in events:
-        if event.kind == "knob_turned" and event.data.get("name") in Knobs.model_fields:
-            found[str(event.data["name"])] = event.data.get("after")
+        name, after = str(event.data.get("name")), event.data.get("after")
+        if event.kind == "knob_turned" and name in Knobs.model_fields:
+            found[name] = after
+        elif event.kind == "knob_turned" and name.startswith(weight_knob("")):
+            weights[name.removeprefix(weight_knob(""))] = after
     try:
-        return Knobs(**found)
+        return Knobs(**found, reward_weights=weights)
     except ConfigError:
         return Knobs()

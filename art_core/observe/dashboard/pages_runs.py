@@ -16,7 +16,7 @@ from sqlalchemy import Connection, func, select
 from art_core.errors import ConfigError
 from art_core.observe.dashboard.charts import Chart, charts_of, group_of, hints_of, polyline, still
 from art_core.observe.dashboard.happenings import MOST_SHOWN, event_views, knob_view
-from art_core.observe.dashboard.knob_control import knob_views
+from art_core.observe.dashboard.knob_control import knob_views, scored_weights
 from art_core.observe.dashboard.live import run_view
 from art_core.observe.dashboard.page import plotly_url, query, render, site_of
 from art_core.observe.dashboard.series import (
@@ -90,6 +90,7 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         now = standing(connection, run)
         made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
         events, event_count = newest_events(connection, line, MOST_SHOWN)
+        scored = scored_weights(connection, line)
         successor = connection.scalar(
             select(runs.c.id).where(runs.c.continues == run_id).order_by(runs.c.seq.desc()).limit(1)
         )
@@ -110,7 +111,7 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         events=event_views(events),
         event_count=event_count,
         signs=signs_of(found, sorted(acts, key=lambda e: e.created_at), now),
-        knobs=knob_views(run, turns),
+        knobs=knob_views(run, turns, scored),
         turns=[knob_view(event) for event in reversed(turns[-MOST_SHOWN:])],
         config=_flat(run.config),
         position=str(position),

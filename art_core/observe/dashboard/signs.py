@@ -6,7 +6,7 @@ and where nothing stands out nothing is said.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 
@@ -25,6 +25,7 @@ _FEWEST = 6  # steps before a trend is spoken of
 
 READ = (
     "reward_mean",
+    "reward_mean_scored",
     "success_rate",
     "groups",
     "groups_without_spread",
@@ -58,10 +59,11 @@ class Sign:
 
 def signs_of(series: Mapping[str, Series], events: Sequence[Event], now: Standing) -> list[Sign]:
     """What stands out in a run, the most important first."""
+    reward = _as_scored(series)
     found = [
         _stopped(events, now),
-        trend(series.get("reward_mean")),
-        _gamed(series.get("reward_mean"), series.get("success_rate")),
+        trend(reward),
+        _gamed(reward, series.get("success_rate")),
         _without_spread(series),
         _failing(series),
         _skipped(series),
@@ -70,6 +72,16 @@ def signs_of(series: Mapping[str, Series], events: Sequence[Event], now: Standin
         _cut(series),
     ]
     return [sign for sign in found if sign is not None]
+
+
+def _as_scored(series: Mapping[str, Series]) -> Series | None:
+    """The mean reward on the scale that it was scored on, also where its weights were turned later."""
+    reward, scored = series.get("reward_mean"), series.get("reward_mean_scored")
+    if reward is None or scored is None:
+        return reward
+    known = dict(zip(scored.steps, scored.values, strict=True))
+    values = [known.get(step, value) for step, value in zip(reward.steps, reward.values, strict=True)]
+    return replace(reward, values=values)
 
 
 def _values(series: Series | None) -> list[float]:

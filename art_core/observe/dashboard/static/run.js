@@ -9,6 +9,7 @@ const specs = new Map(figures.map((figure) => [figure, JSON.parse(figure.dataset
 const needed = (spec) => (spec.spread ? [...spec.names, spec.spread] : spec.names);
 const axis = document.getElementById("axis");
 const smoothing = document.getElementById("smoothing");
+const form = document.getElementById("knobs");
 let startedAt = 0;
 let position = null;
 let marks = [...document.querySelectorAll("#events li time")].map((time) => ({
@@ -180,7 +181,7 @@ const onEvents = (list) => {
 
 const onTurn = ({ knob, moment }) => {
   document.getElementById("no-turns")?.remove();
-  const said = (value) => value ?? "as configured";
+  const said = (value) => value ?? knob.unturned;
   const item = document.createElement("li");
   const time = document.createElement("time");
   time.dateTime = moment;
@@ -197,7 +198,7 @@ const onTurn = ({ knob, moment }) => {
   turns.dispatchEvent(new CustomEvent("contentadded", { bubbles: true }));
   const cell = document.querySelector(`[data-knob="${CSS.escape(knob.name)}"]`);
   if (cell) cell.textContent = knob.after ?? "–";
-  const field = document.getElementById(`knob-${knob.name}`);
+  const field = form?.elements.namedItem(knob.name);
   if (field && field.value === field.defaultValue) field.value = field.defaultValue = knob.after ?? "";
 };
 
@@ -265,7 +266,7 @@ const begin = async () => {
 begin();
 
 // -- knobs -------------------------------------------------------------------------------------------
-const form = document.getElementById("knobs");
+const WEIGHTS = "reward_weights/"; // before a component's name
 form?.addEventListener("submit", async (event) => {
   event.preventDefault();
   const said = document.getElementById("knobs-said");
@@ -273,7 +274,9 @@ form?.addEventListener("submit", async (event) => {
   for (const input of form.querySelectorAll("input[name]")) {
     const text = input.value.trim();
     if (text === input.defaultValue.trim()) continue; // as it was
-    values[input.name] = text === "" ? null : Number.isNaN(Number(text)) ? text : Number(text);
+    const value = text === "" ? null : Number.isNaN(Number(text)) ? text : Number(text);
+    if (input.name.startsWith(WEIGHTS)) (values.reward_weights ??= {})[input.name.slice(WEIGHTS.length)] = value;
+    else values[input.name] = value;
   }
   for (const wrong of form.querySelectorAll(".wrong")) wrong.textContent = "";
   for (const input of form.querySelectorAll("input[aria-invalid]")) input.removeAttribute("aria-invalid");
@@ -298,9 +301,9 @@ form?.addEventListener("submit", async (event) => {
     return;
   }
   for (const [name, message] of Object.entries(errors)) {
-    const input = form.elements[name.split(".")[0]];
-    if (input && name) {
-      document.getElementById(`wrong-${input.name}`).textContent = message;
+    const input = name && form.elements.namedItem(name);
+    if (input) {
+      document.getElementById(input.id.replace("knob-", "wrong-")).textContent = message;
       input.setAttribute("aria-invalid", "true");
     } else {
       said.textContent = message;
