@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo import lookup_backend
+from torch._functorch import config as functorch_config
 
 
 class Projection(NamedTuple):
@@ -215,13 +217,31 @@ _compiled: list[LayerFunctions] = []
 def compiled_functions() -> LayerFunctions:
     """The functions under `torch.compile`, one set for the process."""
     if not _compiled:
+        compiler = keeping_little("inductor")
         _compiled.append(
             LayerFunctions(
-                torch.compile(before_attention),
-                torch.compile(after_attention),
-                torch.compile(mlp),
-                torch.compile(between_attentions),
-                torch.compile(after_last_attention),
+                torch.compile(before_attention, backend=compiler),
+                torch.compile(after_attention, backend=compiler),
+                torch.compile(mlp, backend=compiler),
+                torch.compile(between_attentions, backend=compiler),
+                torch.compile(after_last_attention, backend=compiler),
             )
         )
     return _compiled[0]
+
+
+def keeping_little(backend: str) -> Callable[[Any, Any], Any]:
+    """A compiler that keeps no more for the backward pass than what is dear to compute again.
+
+    By itself it also keeps what a cheap kernel could give again when a matrix product reads it there: the
+    MLP's gated activation, and the outputs of norms, a third of all that a layer keeps.
+
+    Args:
+        backend: a compiler of ``torch.compile``, such as ``inductor``.
+    """
+
+    def compiler(graph: Any, inputs: Any) -> Any:
+        with functorch_config.patch(ban_recompute_materialized_backward=False):
+            return lookup_backend(backend)(graph, inputs)
+
+    return compiler
