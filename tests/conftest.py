@@ -23,6 +23,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="how often a real vLLM is killed while it is used (tests/vllm; a minute or more each)",
     )
+    parser.addoption(
+        "--traces",
+        type=int,
+        default=800,
+        metavar="N",
+        help="how many traces are exported to Langfuse at a bounded rate (tests/integration)",
+    )
     group = parser.getgroup("engine conformance (tests/conformance/engine)")
     group.addoption(
         "--engine",

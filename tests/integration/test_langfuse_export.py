@@ -438,22 +438,26 @@ def test_two_projects_are_kept_apart_in_one_ledger(
         assert len(server.requests("/api/public/otel")) == 1
 
 
-def test_ten_thousand_traces_go_at_the_rate_that_was_asked_for(server: LangfuseServer, store: Store) -> None:
+def test_many_traces_go_at_the_rate_that_was_asked_for(
+    server: LangfuseServer, store: Store, pytestconfig: pytest.Config
+) -> None:
+    count = pytestconfig.getoption("traces")
     scenario = a_trajectory("x").scenario
     step = a_step("x", tokens=None)
-    for start in range(0, 10_000, 1000):
+    for start in range(0, count, 1000):
         members = tuple(
             with_steps(f"t-{n}", replace(step, id=f"s-{n}", rollout_id=f"t-{n}"))
-            for n in range(start, start + 1000)
+            for n in range(start, min(start + 1000, count))
         )
         store.save_group(TrajectoryGroup(scenario, members, id=f"g-{start}"))
-    rate = 8  # requests a second
+    rate = 10  # requests a second: fewer than could be made meanwhile
+    began = time.monotonic()
     with LangfuseClient(connection(server, requests_per_minute=60 * rate)) as client:
-        result = export_to_langfuse(store, client=client, options=ExportOptions(batch=200))
-    assert (result.confirmed, result.left, len(server.trace_ids)) == (10_000, 0, 10_000)
-    assert result.scores == len(server.scores) == 10_000
+        result = export_to_langfuse(store, client=client, options=ExportOptions(batch=count // 40))
+    assert (result.confirmed, result.left, len(server.trace_ids)) == (count, 0, count)
+    assert result.scores == len(server.scores) == count
     times = sorted(a.at for a in server.asked)
-    assert len(times) == result.requests
-    assert times[-1] - times[0] >= (len(times) - 1) / rate - 0.1
+    assert len(times) == result.requests >= 80
+    assert times[-1] - began >= (len(times) - 1) / rate
     most = max(sum(1 for t in times if at <= t < at + 1) for at in times)
-    assert most <= rate + 1, f"{most} requests within a second"
+    assert most <= rate + 2, f"{most} requests within a second"  # one that was late, and the one after it
