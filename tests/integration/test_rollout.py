@@ -205,7 +205,7 @@ async def test_a_tool_that_raises_and_a_node_that_hangs_fail_their_rollouts_alon
 
     def hang(state: State) -> State:
         if state["topic"] == "t2":
-            released.wait(60)
+            released.wait(280)
         return {}
 
     graph = StateGraph(State)
@@ -214,11 +214,14 @@ async def test_a_tool_that_raises_and_a_node_that_hangs_fail_their_rollouts_alon
     graph.add_edge(START, "ask")
     graph.add_edge("ask", "hang")
     graph.add_edge("hang", END)
-    started = time.perf_counter()
-    groups = await agather(
-        graph.compile(), topics(6), group_size=2, timeout=3, reward=lambda t: 1.0, min_group_size=0
-    )
-    assert time.perf_counter() - started < 30
+    for timeout in (3, 30):  # the longer one where the machine is too busy for the others to end in time
+        started = time.perf_counter()
+        groups = await agather(
+            graph.compile(), topics(6), group_size=2, timeout=timeout, reward=lambda t: 1.0, min_group_size=0
+        )
+        assert time.perf_counter() - started < 60 + timeout
+        if len(groups.failed) == 6:
+            break
     released.set()
     causes = [[t.failure and t.failure.cause for t in g] for g in groups]
     assert causes == [["exception"] * 2, ["timeout"] * 2, ["timeout"] * 2, *[[None, None]] * 3]
@@ -233,7 +236,7 @@ async def test_what_a_timed_out_node_says_later_lands_in_nobody_elses_rollout(mo
 
     def ask(state: State) -> State:
         if state["topic"] == "t0":
-            go_on.wait(60)
+            go_on.wait(120)
         text = llm.invoke(state["topic"]).text
         if state["topic"] == "t0":
             said.set()
@@ -242,7 +245,14 @@ async def test_what_a_timed_out_node_says_later_lands_in_nobody_elses_rollout(mo
             said.wait(60)
         return {"said": [text]}
 
-    groups = await agather(one_node(ask), topics(2), group_size=1, concurrency=1, timeout=2, min_group_size=0)
+    for timeout in (2, 30):  # the longer one where the machine is too busy for the other one's call
+        go_on.clear()
+        said.clear()
+        groups = await agather(
+            one_node(ask), topics(2), group_size=1, concurrency=1, timeout=timeout, min_group_size=0
+        )
+        if len(groups.failed) == 1:
+            break
     late, other = (g.trajectories[0] for g in groups)
     assert late.failure.cause == "timeout"
     assert [s.message() for s in other.steps] == ["On t1."]

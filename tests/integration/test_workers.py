@@ -26,15 +26,20 @@ def store(tmp_path: Path):
 
 async def run(store: Store, names: list[str], **options) -> Gathered:
     terms = Terms(agents.half, timeout=options.pop("timeout", None), sink=store.sink())
-    async with asyncio.timeout(120), runner_of(2, Job(agents.make, (), terms)) as runner:
+    async with asyncio.timeout(240), runner_of(2, Job(agents.make, (), terms)) as runner:
         return await agather_on(
             runner, [Scenario(name) for name in names], group_size=1, min_group_size=0, **options
         )
 
 
-async def test_rollouts_are_spread_come_back_in_order_and_lie_in_the_same_store(store) -> None:
+async def test_rollouts_are_spread_come_back_in_order_and_lie_in_the_same_store(tmp_path: Path) -> None:
     names = [f"s{i}" for i in range(20)] + ["wait", "raise"]
-    groups = await run(store, names, concurrency=6, timeout=1.0)
+    for timeout in (1.0, 30.0):  # the longer one where the machine is too busy for the others
+        with Store.open(f"workers-{timeout:.0f}", tmp_path) as store:
+            groups = await run(store, names, concurrency=6, timeout=timeout)
+            kept = {t.id: t for t in store.trajectories()}
+        if len(groups.failed) == 2:
+            break
     assert [g.scenario.id for g in groups] == names
     rollouts = [t for g in groups for t in g]
     assert [t.reward for t in rollouts[:20]] == [0.5] * 20
@@ -42,7 +47,7 @@ async def test_rollouts_are_spread_come_back_in_order_and_lie_in_the_same_store(
     pids = {t.metadata["output"] for t in rollouts[:20]}
     assert len(pids) == 2
     assert os.getpid() not in pids
-    assert {t.id: t for t in store.trajectories()} == {t.id: t for t in rollouts}
+    assert kept == {t.id: t for t in rollouts}
     assert not multiprocessing.active_children()
 
 
@@ -76,7 +81,7 @@ async def test_when_every_process_has_died_the_rest_fails_and_says_so(store) -> 
 
 async def test_cancelling_ends_the_rollouts_of_other_processes_and_the_processes(store) -> None:
     gathering = asyncio.create_task(run(store, ["wait"] * 6, concurrency=6))
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(240):
         while sum(len(t.steps) for t in store.trajectories()) < 6:
             await asyncio.sleep(0.05)
     gathering.cancel()
@@ -128,7 +133,7 @@ def pids(groups: Gathered) -> set[int]:
 async def test_processes_that_are_kept_do_one_job_after_the_other_and_the_dead_are_replaced(store) -> None:
     names = [Scenario(f"s{i}") for i in range(8)]
     recorded = Job(agents.make, (), Terms(agents.half, sink=store.sink()))
-    async with asyncio.timeout(120), Workers(2) as workers:
+    async with asyncio.timeout(240), Workers(2) as workers:
         async with workers.doing(recorded) as runner:
             first = pids(await agather_on(runner, names, group_size=1, concurrency=4))
         async with workers.doing(Job(agents.make, (), Terms())) as runner:

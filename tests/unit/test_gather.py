@@ -19,11 +19,12 @@ from art_core.errors import ConfigError, RewardError, RolloutFailedError, StoreE
 from art_core.gather import LEAST_ENDS, OnFailure, agather, gather, member_seed
 from art_core.progress import GatherProgress, report_progress
 from art_core.recording import Acknowledgement, NullSink, current_rollout, new_id
-from art_core.rollouts import CANCEL_GRACE
 from art_core.types import PolicyVersion, RolloutStatus, Scenario, Step
 
 POLICY = PolicyVersion("agent", 0)
 THREE = [Scenario("a"), Scenario("b"), Scenario("c")]
+DEADLINES = (0.3, 30.0)
+"""Of rollouts that end by their deadline beside others that do not: the second where a machine is busy."""
 
 
 def say(text: str = "hi", **changes) -> None:
@@ -261,9 +262,12 @@ async def test_an_agent_that_never_returns_is_timed_out_and_holds_nobody_up() ->
         if scenario.id == "b":
             await asyncio.Event().wait()
 
-    groups = await agather(agent, THREE, group_size=1, timeout=0.2, concurrency=1, min_group_size=0)
+    for timeout in DEADLINES:
+        groups = await agather(agent, THREE, group_size=1, timeout=timeout, concurrency=1, min_group_size=0)
+        if len(groups.failed) == 1:
+            break
     assert [t.failure and t.failure.cause for g in groups for t in g] == [None, "timeout", None]
-    assert "0.2 s" in groups[1].trajectories[0].failure.message
+    assert f"{timeout:g} s" in groups[1].trajectories[0].failure.message
     assert len(groups[1].trajectories[0].steps) == 1
 
 
@@ -274,12 +278,15 @@ async def test_a_sync_agent_that_never_returns_holds_nobody_up_not_even_its_sibl
     def agent(scenario: Scenario) -> None:
         say()
         if scenario.id != "s9":
-            released.wait(60)
+            released.wait(280)
 
     scenarios = [Scenario(f"s{i}") for i in range(10)]
-    started = time.perf_counter()
-    groups = await agather(agent, scenarios, group_size=1, timeout=0.3, min_group_size=0)
-    assert time.perf_counter() - started < CANCEL_GRACE
+    for timeout in DEADLINES:
+        started = time.perf_counter()
+        groups = await agather(agent, scenarios, group_size=1, timeout=timeout, min_group_size=0)
+        assert time.perf_counter() - started < 60 + timeout
+        if len(groups.failed) == 9:
+            break
     assert [t.failed for g in groups for t in g] == [True] * 9 + [False]
     released.set()
 
@@ -512,8 +519,9 @@ async def hanging(trajectory):
 async def test_a_reward_function_that_fails_fails_the_rollout_and_is_never_a_zero(reward, message) -> None:
     """C33, C32."""
     (group,) = await agather(
-        talk, [Scenario("s")], group_size=2, reward=reward, timeout=0.3, min_group_size=0
-    )
+        talk, [Scenario("s")], group_size=2, reward=reward, min_group_size=0,
+        timeout=0.3 if reward is hanging else 60,
+    )  # fmt: skip
     for trajectory in group:
         assert trajectory.failed
         assert trajectory.reward is None
