@@ -302,9 +302,9 @@ async def test_a_server_that_answers_health_and_nothing_else_is_restarted(
     run = store.begin_run("agent", {})
     async with policy(tmp_path, store, run, stall_timeout=1.0) as endpoint:
         assert (await ChatART(endpoint, max_retries=0).ainvoke("stick")).text == SAID
-    (event,) = store.events(run)
-    assert event.kind == "engine_restarted"
-    assert event.data["cause"] == "vLLM ended no step for 1 s while requests ran"
+    restarts = store.events(run)  # more than one where the machine stalls by itself
+    assert {event.kind for event in restarts} == {"engine_restarted"}
+    assert {event.data["cause"] for event in restarts} == {"vLLM ended no step for 1 s while requests ran"}
     store.close()
 
 
