@@ -5,6 +5,7 @@ Its Python package has had no reader of its own since the writing moved into ``w
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def history(path: Path) -> list[dict[str, Any]]:
             row = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
             rows.append({"_step": record.history.step.num, **row})
     return rows
+
+
+def written(directory: Path, rows: int) -> list[dict[str, Any]]:
+    """What was logged under a directory, once so many rows are: W&B writes for a moment after `finish`."""
+    until = time.monotonic() + 30
+    while True:
+        found = [row for path in sorted(directory.rglob("offline-run-*/*.wandb")) for row in history(path)]
+        if len(found) >= rows or time.monotonic() > until:
+            return found
+        time.sleep(0.01)
 
 
 def run_record(path: Path) -> Any:

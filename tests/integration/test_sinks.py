@@ -4,12 +4,13 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
+import wandb
 from helpers.tiny import tiny_model
-from helpers.wandb_file import history, run_record
+from helpers.wandb_file import history, run_record, written
 from mlflow.tracking import MlflowClient
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -195,6 +196,25 @@ def test_a_sink_that_was_not_there_gets_the_whole_run_later(root: Path, store: S
     assert export_metrics(store, last, database) == 0
 
 
+@pytest.mark.parametrize("given", ["offline", None])
+def test_an_offline_export_with_nothing_new_begins_no_run_of_wandbs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Literal["offline"] | None
+) -> None:
+    if given is None:
+        monkeypatch.setenv("WANDB_MODE", "offline")
+        wandb.teardown()  # it reads its environment once
+    sink = WandbSink(mode=given, directory=tmp_path / "wb")
+    with Store.open("p", tmp_path) as store:
+        run = store.begin_run("agent")
+        assert export_metrics(store, run, sink) == 0
+        assert not list(tmp_path.rglob("offline-run-*"))
+        store.log_metrics(run, 1, {"loss": 0.5})
+        assert [export_metrics(store, run, sink) for _ in range(2)] == [1, 0]
+    assert [(row["train_step"], row["loss"]) for row in written(tmp_path, rows=1)] == [(1, 0.5)]
+    assert len(list(tmp_path.rglob("offline-run-*"))) == 1
+    wandb.teardown()
+
+
 def test_numbers_that_are_added_to_a_step_reach_wandb_with_that_step(tmp_path: Path) -> None:
     run = SinkRun(id="r-1", project="p", model="agent", config={}, started_at=0.0, directory=tmp_path)
     sink = WandbSink(mode="offline")
@@ -208,7 +228,7 @@ def test_numbers_that_are_added_to_a_step_reach_wandb_with_that_step(tmp_path: P
     again = sink.open(run)
     assert again.last_step == 2
     again.close(RunState.FINISHED)
-    rows = [row for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")) for row in history(path)]
+    rows = written(tmp_path, rows=4)
     told = {
         name: [(r["train_step"], r[name]) for r in rows if name in r] for name in ("loss", "eval/win_rate")
     }
