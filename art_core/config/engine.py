@@ -114,6 +114,12 @@ class EngineConfig(Settings):
         gt=0,
         description="vLLM: seconds without an engine step while requests run, likewise",
     )
+    hold_timeout: float = Field(
+        default=3600.0,
+        gt=0,
+        description="vLLM: seconds that a request waits at most while the server sleeps (colocate) or reads "
+        "new weights (publish='merged'); then it is refused",
+    )
     max_restarts: int = Field(
         default=5, ge=0, description="vLLM: how often it is restarted when it dies, in restart_window"
     )

@@ -5,20 +5,34 @@ Invariant: a request whose answer did not come is sent again only to a later lif
 
 Whoever sends requests asks `Availability.ready` for the life that they go to, and after a failure
 `Availability.lost`, which says whether there is a new life to send them to. Both wait for as long as a
-restart takes. The engine's watchdog moves `ServerLives` on from its own thread; threads and tasks of any
-event loop wait on it.
+restart takes, and no longer than its owner said where it is held. The engine's watchdog moves `ServerLives`
+on from its own thread; threads and tasks of any event loop wait on it.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 from art_core.errors import EngineError
 
 MAX_LIVES = 4
 """To how many lives of a server one request is sent: one that kills each must not kill them for ever."""
+
+
+HELD_TOO_LONG = (
+    "the server sleeps while the trainer has its GPU (colocate=True), or reads new weights; ask again later, "
+    "raise EngineConfig.hold_timeout and the client's own timeout, or give vLLM a GPU of its own "
+    "(devices=('1',)), so that it need not sleep"
+)
+"""The way out for who waited at a server that was held."""
+
+
+class HeldTooLongError(EngineError):
+    """A server was held for longer than a request waits; nothing is wrong with it."""
 
 
 class Availability(Protocol):
@@ -28,7 +42,7 @@ class Availability(Protocol):
         """Wait until requests can be sent; which life of the server they go to.
 
         Raises:
-            EngineError: it is dead, and will not come back.
+            EngineError: it is dead, and will not come back, or is held for too long.
         """
         ...
 
@@ -98,6 +112,7 @@ class ServerLives:
         self._up = False
         self._closed = True
         self._held = False
+        self._patience: float | None = None
         self._error: EngineError | None = None
         self._looks = 0
         self._found_well = 0
@@ -135,9 +150,13 @@ class ServerLives:
         """It was closed on purpose: requests fail as they would without anybody watching."""
         self._change(up=False, closed=True, held=False, error=None)
 
-    def hold(self) -> None:
-        """Requests wait until `release`, though it answers: its owner has something to do first."""
-        self._change(held=True)
+    def hold(self, patience: float | None = None) -> None:
+        """Requests wait until `release`, though it answers: its owner has something to do first.
+
+        Args:
+            patience: seconds that each waits at most; None: for as long as it takes.
+        """
+        self._change(held=True, patience=patience)
 
     def release(self) -> None:
         """Requests may be sent again."""
@@ -172,14 +191,27 @@ class ServerLives:
     # -- the clients' side -------------------------------------------------------------------------
 
     def ready(self) -> int:  # noqa: D102 - the protocol says it
+        began = time.monotonic()
         while isinstance(verdict := self._can_send(), Future):
-            verdict.result()
+            with self._patient(began) as left:
+                verdict.result(left)
         return verdict
 
     async def aready(self) -> int:  # noqa: D102
+        began = time.monotonic()
         while isinstance(verdict := self._can_send(), Future):
-            await asyncio.wrap_future(verdict)
+            with self._patient(began) as left:
+                await asyncio.wait_for(asyncio.wrap_future(verdict), left)
         return verdict
+
+    @contextmanager
+    def _patient(self, began: float) -> Generator[float | None]:
+        """How many seconds are left of a wait that began then; None where nobody counts them."""
+        patience = self._patience if self._held and self._up else None
+        try:
+            yield None if patience is None else max(0.0, began + patience - time.monotonic())
+        except TimeoutError:
+            raise HeldTooLongError(f"the request was held for {patience:g} s: {HELD_TOO_LONG}") from None
 
     def lost(self, life: int) -> bool:  # noqa: D102
         seen = self._report(life)

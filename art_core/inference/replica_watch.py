@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from art_core.errors import EngineError
-from art_core.inference.availability import ALWAYS, Availability, availability_of
+from art_core.inference.availability import ALWAYS, Availability, HeldTooLongError, availability_of
 from art_core.inference.engine import Engine, EngineEvent, EventListener
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.types import PolicyVersion
@@ -159,6 +159,8 @@ class Watch:
             member.suspected.clear()
             try:
                 await self._look(member, suspected)
+            except HeldTooLongError:
+                continue  # on purpose: see `EngineConfig.colocate`
             except EngineError as problem:
                 await self._again(member, str(problem))
             except Exception as bug:

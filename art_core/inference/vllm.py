@@ -107,6 +107,7 @@ class VLLMEngine:
                 base=self._merged.current if self._merged else partial(PolicyVersion, served_model, 0),
                 lives=self._keeper.lives,
                 versions=self._versions,
+                patience=config.hold_timeout,
             )
             if config.colocate
             else None
@@ -239,7 +240,8 @@ class VLLMEngine:
     async def pause(self) -> None:
         """Let requests in flight end and hold new ones in vLLM's queue until `resume`.
 
-        With ``EngineConfig.colocate`` vLLM then sleeps until `publish` or `resume`.
+        With ``EngineConfig.colocate`` vLLM then sleeps until `publish` or `resume`, and new requests wait
+        at its door until `resume`, each for ``EngineConfig.hold_timeout`` seconds at most.
 
         On an address that other machines can reach this does nothing: vLLM offers it only together with
         endpoints that must stay private.
@@ -261,7 +263,7 @@ class VLLMEngine:
         self._keeper.paused = False
         await self._keeper.do(VLLMProcess.resume)
         if self._shared is not None:
-            self._shared.release()
+            await self._shared.release(self._keeper.do)
 
     def _can_pause(self) -> bool:
         if is_loopback(self._config.host):

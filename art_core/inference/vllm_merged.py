@@ -77,6 +77,7 @@ class MergedModel:
         self._directory = directory / f"{os.getpid()}-{next(_ENGINES)}"
         self._published = False
         self._whole = whole
+        self._patience = config.hold_timeout
 
     @property
     def names(self) -> tuple[str, str]:
@@ -134,7 +135,7 @@ class MergedModel:
             target = self._directory / version.name
             await asyncio.to_thread(self._merge, adapter_dir, target)
         before = self.model
-        lives.hold()
+        lives.hold(self._patience)
         try:
             # From here on a server that dies comes back with the new one.
             self.model, self.version, self._published = str(target), version, True
@@ -164,7 +165,7 @@ class MergedModel:
     async def _reload(self, server: VLLMProcess) -> None:
         # Requests that a pause holds are inside: they must go on, on the old weights, to come out.
         await server.steer(RESUME, None, "resume")
-        await server.steer("/art/version/hold", None, "end its requests", RELOAD_TIMEOUT)
+        await server.shut_door(self._patience, within=RELOAD_TIMEOUT)
         call = {"method": "reload_weights", "kwargs": {"weights_path": self.model}}
         await server.steer(WORKERS, call, f"read the weights of {self.version}", RELOAD_TIMEOUT)
         await server.steer(RESET_PREFIX_CACHE, None, "forget its prefix cache")

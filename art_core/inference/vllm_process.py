@@ -21,12 +21,13 @@ import httpx
 
 from art_core.config import EngineConfig
 from art_core.errors import EngineError
+from art_core.inference.availability import HELD_TOO_LONG
 from art_core.inference.engine import EngineHealth
 from art_core.inference.processes import ManagedProcess, log_tail
-from art_core.inference.vllm_command import InstalledVLLM, server_environment
+from art_core.inference.vllm_command import InstalledVLLM, server_environment, sleeps
 from art_core.inference.vllm_compat import PAUSE, RESUME
 from art_core.inference.vllm_faults import find_fault
-from art_core.inference.vllm_plugin import STATUS_PATH, plugged_in, with_door
+from art_core.inference.vllm_plugin import OWNER_HEADERS, STATUS_PATH, plugged_in, with_door
 from art_core.inference.vllm_start import READY, StartProgress, find_phase
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ class VLLMProcess:
         env = server_environment(installed, config, os.environ)
         if config.packed_tokens:
             arguments, env = plugged_in(arguments, env)
-        if config.publish == "merged":
+        if config.publish == "merged" or sleeps(installed, config):
             arguments, env = with_door(arguments, env)
         process = ManagedProcess(
             arguments,
@@ -227,6 +228,22 @@ class VLLMProcess:
         """Have it take requests again; raises what `steer` raises."""
         await self.steer(RESUME, None, "resume")
 
+    async def shut_door(self, patience: float, *, within: float | None = None) -> None:
+        """Have it hold new requests before its engine, and return when those inside have ended.
+
+        Args:
+            patience: seconds that each new one waits at most.
+            within: seconds that those inside may take; None: as long as they do.
+
+        Raises what `steer` raises.
+        """
+        held = {"seconds": patience, "why": HELD_TOO_LONG}
+        await self.steer("/art/version/hold", held, "end its requests", within)
+
+    async def open_door(self) -> None:
+        """Let requests in again; raises what `steer` raises."""
+        await self.steer("/art/version/release", None, "let requests in")
+
     async def load(self, name: str, adapter_dir: Path) -> None:
         """Have it load an adapter; one that it has under this name from this directory is left as it is.
 
@@ -291,7 +308,7 @@ class VLLMProcess:
             raise ServerGoneError(f"vLLM {self.process.describe_exit()}" + self.why())
         try:
             async with _client(timeout=timeout) as client:
-                response = await client.request(method, self.root + path, json=body)
+                response = await client.request(method, self.root + path, json=body, headers=OWNER_HEADERS)
         except httpx.TransportError as failed:
             raise ServerGoneError(f"vLLM did not {what}: {failed!r}" + self.why()) from failed
         if response.status_code != 200:

@@ -3,17 +3,22 @@
 Invariant: between `lend` and `take_back` vLLM holds next to no GPU memory, is not restarted, and gets no
 requests; after `take_back` every version answers as it did before, or the record says what was done about it.
 
-`lend`: clients are held, the canaries read, what is in flight ends, the server sleeps. `take_back`: the
-server wakes, its adapters are loaded again from their files, which takes a moment, and the canaries are read
-again. Where one differs by more than its noise explains, the server is restarted. (Adapters do not survive
-sleep: on an H200 with vLLM 0.26 their logprobs were off by 1.1 after each one, those of the base model by
-nothing.)
+`lend`: the server's door is shut, so that whoever comes waits there, and what is in flight ends; the canaries
+are read, the server sleeps. `take_back`: the server wakes, its adapters are loaded again from their files,
+which takes a moment, and the canaries are read again. Where one differs by more than its noise explains, the
+server is restarted. `release` opens the door. (Adapters do not survive sleep: on an H200 with vLLM 0.26 their
+logprobs were off by 1.1 after each one, those of the base model by nothing.)
+
+The door stands inside the server, before its engine (`art_versions`), because not all requests come by us:
+gateways, other processes and stock clients know nothing of `ServerLives`. What waits inside the engine would
+be aborted by sleeping, and answered by whatever woke up.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Protocol
 
 from art_core.errors import EngineError
@@ -46,6 +51,7 @@ class SharedGpu:
         base: the version that the base model answers as, now.
         lives: the server's lives, whose clients are held meanwhile.
         versions: what the server is to serve.
+        patience: seconds that a request waits at most, here or at the door.
     """
 
     def __init__(
@@ -55,11 +61,13 @@ class SharedGpu:
         base: Callable[[], PolicyVersion],
         lives: ServerLives,
         versions: VersionTable,
+        patience: float,
     ) -> None:
         self._cycle = cycle
         self._base = base
         self._lives = lives
         self._versions = versions
+        self._patience = patience
 
     @property
     def lent(self) -> bool:
@@ -77,16 +85,17 @@ class SharedGpu:
         Raises:
             EngineError: the server refuses; it takes requests as before.
         """
-        self._lives.hold()
+        self._lives.hold(self._patience)
         try:
+            await do(self._shut_door)
             # Before pausing: a server that is paused answers nobody, not even us.
             await do(lambda server: self._cycle.remember(server, self._base(), self._adapters()))
-            await do(pause)
-            await do(self._cycle.sleep)
+            await do(partial(self._sleep, pause))
         except BaseException:
-            self._lives.release()
             with contextlib.suppress(EngineError):  # the first error says more
                 await do(resume)
+                await do(VLLMProcess.open_door)
+            self._lives.release()
             raise
 
     async def take_back(self, do: Acting, tell: EventListener) -> None:
@@ -112,9 +121,22 @@ class SharedGpu:
             _report(tell, f"after sleeping, vLLM did not answer as before and is restarted: {said}", changed)
             await self._restart(do, life)
 
-    def release(self) -> None:
-        """Let clients send requests again."""
+    async def release(self, do: Acting) -> None:
+        """Let requests in again.
+
+        Raises:
+            EngineError: the server does not.
+        """
+        await do(VLLMProcess.open_door)
         self._lives.release()
+
+    async def _shut_door(self, server: VLLMProcess) -> None:
+        await server.shut_door(self._patience)
+
+    async def _sleep(self, pause: Act, server: VLLMProcess) -> None:
+        await self._shut_door(server)  # again: it may be in another life than when it was shut
+        await pause(server)
+        await self._cycle.sleep(server)
 
     def _adapters(self) -> list[PolicyVersion]:
         base = self._base()

@@ -4,7 +4,7 @@ A version's logprobs are a function of what lies in its adapter directory (with 
 configuration they are the base model's), and may be noisy. Chats are answered with a
 fingerprint of the base model's weights, so a test can tell whose weights answered. It keeps vLLM's rules: a
 paused server answers nobody, one that sleeps cannot load or compute and dies over trying, sleeping aborts
-what runs, and waking up ends a pause. It has a door like that of `art_versions`.
+what runs or waits inside, and waking up ends a pause. It has a door like that of `art_versions`.
 """
 
 import argparse
@@ -17,10 +17,13 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from fakes.vllm_server import FakeVLLM
+from fakes.vllm_server import FakeVLLM, Reply, _error, _send
 
 MAIN = "from fakes.vllm_sleeper import main; main()"
 """The source of its ``api_server`` module."""
+
+HALF_WOKEN = "answered by weights that sleep has damaged"
+"""What is said under the name of an adapter that slept and was not loaded again."""
 
 
 class SleepingVLLM(FakeVLLM):
@@ -39,7 +42,7 @@ class SleepingVLLM(FakeVLLM):
     def __init__(
         self, names: tuple[str, ...], *, fault: str = "", model: str = "", noise: float = 0.0, **more: Any
     ) -> None:
-        super().__init__(lambda request: fingerprint(self.model), models=names, **more)
+        super().__init__(self._say, models=names, **more)
         self.model = model
         self.fault = fault
         self.noise = noise
@@ -52,7 +55,17 @@ class SleepingVLLM(FakeVLLM):
         self._open.set()
         self._door = asyncio.Event()
         self._door.set()
+        self._aborted = False
         self._running = 0
+        self._sleeps = 0
+        self._patience: float | None = None
+        self._why = ""
+        self.arrived = 0
+
+    def _say(self, request: dict[str, Any]) -> Reply:
+        if self._aborted:
+            return Reply("", finish_reason="abort")
+        return Reply(HALF_WOKEN if request["model"] in self.damaged else fingerprint(self.model))
 
     async def _respond(self, method, path, headers, raw, reader, writer) -> None:  # type: ignore[no-untyped-def]
         if not path.endswith("completions"):
@@ -66,13 +79,24 @@ class SleepingVLLM(FakeVLLM):
                 self._door.clear()
                 while self._running:
                     await asyncio.sleep(0.005)
+            if path == "/art/version/hold":
+                held = json.loads(raw)
+                self._patience, self._why = held["seconds"], held["why"]
             await super()._respond(method, path, headers, raw, reader, writer)
             return
-        await self._door.wait()
+        self.arrived += 1
+        if "x-art-owner" not in headers:
+            try:
+                await asyncio.wait_for(self._door.wait(), self._patience)
+            except TimeoutError:
+                _send(writer, 503, _error(f"the request was held for {self._patience:g} s: {self._why}"))
+                return
+        sleeps = self._sleeps
         await self._open.wait()
         if self.asleep:
             self._die("CUDA error: an illegal memory access was encountered")
         self._running += 1
+        self._aborted = self._sleeps != sleeps
         try:
             await super()._respond(method, path, headers, raw, reader, writer)
         finally:
@@ -160,6 +184,7 @@ class SleepingVLLM(FakeVLLM):
         if path == "/sleep":
             self.acts.append(f"sleep {self._running} running")
             self.asleep = True
+            self._sleeps += 1
             if self.fault.startswith("adapters"):
                 self.damaged |= set(self.adapters)
             if self.fault == "base":
@@ -172,6 +197,12 @@ class SleepingVLLM(FakeVLLM):
             self.asleep = False
             self._open.set()
             return 200, b"{}"
+        if path == "/art/version/release":
+            self.acts.append("open")
+            self._door.set()
+            return 200, b"{}"
+        if path == "/arrived":
+            return 200, str(self.arrived).encode()
         if path == "/resume":
             self.acts.append("resume")
             self._open.set()
@@ -205,6 +236,8 @@ def _logprob(weights: bytes, token: int, position: int) -> float:
 def main() -> None:
     """Serve as vLLM's command line says. The fault is in ``FAKE_SLEEP_FAULT``, for the first life only.
 
+    (For all, with ``FAKE_EVERY_LIFE``: several servers are several lives.)
+
     The noise is in ``FAKE_CANARY_NOISE``, for every life.
     """
     parser = argparse.ArgumentParser()
@@ -223,7 +256,7 @@ def main() -> None:
 
     server = SleepingVLLM(
         tuple(args.served_model_name),
-        fault=fault if first else "",
+        fault=fault if first or os.environ.get("FAKE_EVERY_LIFE") else "",
         model=args.model,
         noise=float(os.environ.get("FAKE_CANARY_NOISE", 0)),
         port=args.port,

@@ -27,6 +27,7 @@ from art_core.errors import ConfigError, EngineError
 from art_core.inference.engine import EngineEvent
 from art_core.inference.merging import merge
 from art_core.inference.vllm import VLLMEngine
+from art_core.inference.vllm_plugin import OWNER_HEADERS
 from art_core.inference.vllm_plugin.art_versions import OneVersion
 from art_core.types import PolicyVersion
 
@@ -345,6 +346,36 @@ async def test_a_name_that_cannot_be_given_is_an_error_and_leaves_the_door_shut(
         assert "JSONDecodeError" in wrong.json()["error"]["message"]
         with pytest.raises(httpx.ReadTimeout):
             await client.post("/v1/completions", json={"model": "agent@0"}, timeout=1)
+
+
+async def test_the_door_lets_those_in_who_steer_and_all_when_it_is_released(door: Door):
+    async with httpx.AsyncClient(base_url=door.url, timeout=120) as client:
+        body = {"model": "agent@0"}
+        assert (await client.post("/art/version/hold", json={"seconds": 60, "why": "so"})).status_code == 200
+        waiting = asyncio.create_task(client.post("/v1/completions", json=body))
+        await door.reached("/v1/completions")
+        steered = await client.post("/v1/completions", json=body, headers=OWNER_HEADERS)
+        assert steered.json() == {"model": "agent@0"}
+        assert not waiting.done()
+        assert (await client.post("/art/version/release")).json() == {"held": False}
+        assert (await waiting).json() == {"model": "agent@0"}
+
+
+async def test_who_waits_at_the_door_for_too_long_is_refused_and_the_next_may_come_in(door: Door):
+    async with httpx.AsyncClient(base_url=door.url, timeout=120) as client:
+        await client.post("/art/version/hold", json={"seconds": 0.05, "why": "it sleeps; ask later"})
+        refused = await client.post("/v1/completions", json={"model": "agent@0"})
+        assert refused.status_code == 503
+        assert refused.headers["x-should-retry"] == "false"
+        message = refused.json()["error"]["message"]
+        assert message == "the request was held for 0.05 s: it sleeps; ask later"
+        # Who was refused is not inside: nobody waits for him to come out.
+        assert (await client.post("/art/version/hold", json={"seconds": "soon"})).status_code == 400
+        assert (await client.post("/art/version/hold", content=b"")).json() == {"held": True}
+        await client.post("/art/version/release")
+        assert (await client.post("/v1/completions", json={"model": "agent@0"})).json() == {
+            "model": "agent@0"
+        }
 
 
 def test_the_door_needs_no_package_of_ours():

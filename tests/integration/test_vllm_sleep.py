@@ -95,8 +95,10 @@ async def test_it_pauses_sleeps_wakes_is_checked_and_only_then_takes_requests(
         acts = await it.acts()
         assert acts == [
             "load agent@1",
+            "hold",
             *["canary agent@0"] * READINGS,
             *["canary agent@1"] * READINGS,
+            "hold",
             "pause",
             "sleep 0 running",
             "wake",
@@ -107,6 +109,7 @@ async def test_it_pauses_sleeps_wakes_is_checked_and_only_then_takes_requests(
             "canary agent@1",
             "load agent@2",
             "resume",
+            "open",
         ]
         assert it.events == []
 
@@ -162,7 +165,7 @@ async def test_what_loading_again_does_not_mend_is_restarted_with_every_version(
         assert data["lost"] == ([] if fault == "base" else [V1.name])
         assert "(by" in it.events[0].message
         assert it.vllm.versions() == (BASE, V1)
-        assert await it.acts() == ["load agent@1", "resume"]
+        assert await it.acts() == ["load agent@1", "resume", "open"]
         assert (await it.chat(V1))["model"] == "agent@1"
 
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from art_core.errors import EngineError
-from art_core.inference.availability import ALWAYS, ServerLives, availability_of
+from art_core.inference.availability import ALWAYS, HeldTooLongError, ServerLives, availability_of
 from art_core.inference.restarts import RestartBudget
 
 
@@ -40,6 +40,26 @@ async def test_requests_wait_while_a_server_is_down_and_go_to_its_next_life():
         lives.begin()
         assert await asyncio.gather(*waiting) == [2, 2, 2]
         assert thread.result(5) == 2
+
+
+async def test_requests_wait_at_a_held_server_for_as_long_as_its_owner_said_and_no_longer():
+    lives = Checks().lives
+    lives.begin()
+    lives.hold(0.02)
+    with pytest.raises(HeldTooLongError, match=r"held for 0\.02 s: .*EngineConfig\.hold_timeout"):
+        await lives.aready()
+    with pytest.raises(HeldTooLongError):
+        await asyncio.to_thread(lives.ready)
+    assert await lives.aup() == 1, "its owner does not wait"
+    lives.hold(60)
+    waiting = [asyncio.create_task(lives.aready()), asyncio.create_task(asyncio.to_thread(lives.ready))]
+    await settled()
+    lives.down()  # now it is waited for as for any server that died
+    lives.begin()
+    await settled()
+    assert not any(task.done() for task in waiting)
+    lives.release()
+    assert await asyncio.gather(*waiting) == [2, 2]
 
 
 async def test_a_failed_request_is_sent_again_when_there_is_a_new_life():

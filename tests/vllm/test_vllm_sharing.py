@@ -153,3 +153,27 @@ def test_a_version_that_was_replaced_is_unknown_and_never_comes_back(
         asyncio.run(merged_engine.publish(V1, adapters[V1]))
     names = {card["id"] for card in httpx.get(f"{merged_engine.base_url}/models").json()["data"]}
     assert names == {"agent@2", "agent"}
+
+
+async def test_the_door_holds_requests_before_the_engine_and_lets_our_own_canaries_through(
+    merged_engine: VLLMEngine,
+):
+    """What a server does that sleeps, as far as one on a CPU can: nothing waits inside its engine."""
+    server = merged_engine._keeper.running()
+    version = merged_engine.versions()[0]
+    cycle = SleepCycle(EngineConfig(max_model_len=1024))
+    before = await cycle.read(server, version)
+    await server.shut_door(1.0)
+    refused = await asyncio.to_thread(ask, merged_engine, version)
+    assert refused.status_code == 503
+    assert "EngineConfig.hold_timeout" in refused.json()["error"]["message"]
+    await server.shut_door(300.0)
+    waiting = [asyncio.create_task(asyncio.to_thread(ask, merged_engine, version, n)) for n in range(3)]
+    assert (await cycle.read(server, version)).difference(before) < TOLERANCE
+    metrics = await server.metrics()
+    inside = [line.split()[-1] for line in metrics.splitlines() if line.startswith("vllm:num_requests_")]
+    assert inside, metrics
+    assert {float(count) for count in inside} == {0.0}
+    assert not any(task.done() for task in waiting)
+    await server.open_door()
+    assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200, 200]

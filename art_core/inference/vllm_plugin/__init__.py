@@ -21,7 +21,10 @@ ARGUMENTS = ("--middleware", "art_vllm.PackedTokens")
 
 
 DOOR_ARGUMENTS = ("--middleware", "art_versions.OneVersion")
-"""What the command line of a server needs whose weights are replaced."""
+"""What the command line of a server needs whose weights are replaced, or that sleeps."""
+
+OWNER_HEADERS = {"x-art-owner": "1"}
+"""Of what whoever shut the door asks of the server meanwhile."""
 
 STATUS_PATH = "/art/tokens"
 """``GET`` on the server says in which form exact tokens come."""
@@ -50,7 +53,7 @@ def plugged_in(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[list[s
 
 
 def with_door(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """A server's command line and environment with `art_versions`, which merged weights are renamed by.
+    """A server's command line and environment with `art_versions`: it holds requests, and renames weights.
 
     Raises:
         EngineError: the server's interpreter does not find it.
@@ -58,8 +61,8 @@ def with_door(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[list[st
     changed = with_plugin(env)
     if not finds_plugin(arguments[0], changed):
         raise EngineError(
-            f"{arguments[0]} does not look into PYTHONPATH, which publish='merged' needs to rename versions "
-            "inside vLLM; name the environment's own interpreter as EngineConfig.python"
+            f"{arguments[0]} does not look into PYTHONPATH, which publish='merged' and colocate=True need to "
+            "hold requests inside vLLM; name the environment's own interpreter as EngineConfig.python"
         )
     return [*arguments, *DOOR_ARGUMENTS], changed
 
