@@ -26,13 +26,34 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 from art_core.exchange import UNFINISHED as UNFINISHED
 from art_core.exchange import Exchange as Exchange
 from art_core.exchange import exchange_of
-from art_core.inference.availability import MAX_LIVES
+from art_core.inference.availability import MAX_LIVES, Availability, HeldTooLongError
 from art_core.plain_transport import PlainTransport
 from art_core.sdk_http import httpx
 
 Rest = TypeVar("Rest")
 
 # -- transports --------------------------------------------------------------------------------------
+
+
+def _held(server: Availability) -> int | HeldTooLongError:
+    """The life of a server that a request goes to, or why it is not sent."""
+    try:
+        return server.ready()
+    except HeldTooLongError as held:
+        return held
+
+
+async def _aheld(server: Availability) -> int | HeldTooLongError:
+    try:
+        return await server.aready()
+    except HeldTooLongError as held:
+        return held
+
+
+def _refusal(held: HeldTooLongError) -> httpx.Response:
+    """What the server's own door answers: SDKs hide what a transport raises, and would wait as long again."""
+    error = {"message": str(held), "type": "server_error", "param": None, "code": 503}
+    return httpx.Response(503, json={"error": error}, headers={"x-should-retry": "false"})
 
 
 def _is_stream(response: httpx.Response) -> bool:
@@ -188,7 +209,9 @@ class KeepingTransport(httpx.BaseTransport):
         """Send it until an answer begins, which takes more than once if the server dies over it."""
         server = exchange.server
         for last in (*[False] * (MAX_LIVES - 1), True):
-            life = server.ready()
+            life = _held(server)
+            if isinstance(life, HeldTooLongError):
+                return _Begun(refused := _refusal(life), refused.content)
             try:
                 begun = _begin(self._inner, request)
             except Exception:
@@ -282,7 +305,9 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
         """Send it until an answer begins, which takes more than once if the server dies over it."""
         server = exchange.server
         for last in (*[False] * (MAX_LIVES - 1), True):
-            life = await server.aready()
+            life = await _aheld(server)
+            if isinstance(life, HeldTooLongError):
+                return _Begun(refused := _refusal(life), refused.content)
             try:
                 begun = await _abegin(inner, request)
             except Exception:

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from art_core.errors import ArtError, EngineError
-from art_core.inference.availability import ALWAYS, availability_of
+from art_core.inference.availability import ALWAYS, HeldTooLongError, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.inference.gateway_transport import BegunAnswer, ServerAnswer, Transport, is_local
@@ -50,15 +50,18 @@ _NOT_FORWARDED = {
 class RefusalError(ArtError):
     """The gateway answers a request itself, with this status and an error in OpenAI's form."""
 
-    def __init__(self, status: int, message: str, kind: str = "invalid_request_error") -> None:
+    def __init__(
+        self, status: int, message: str, kind: str = "invalid_request_error", *, again: bool | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.kind = kind
+        self.again = status >= 500 if again is None else again
 
     @property
     def headers(self) -> dict[str, str]:
         """OpenAI's clients would try again on some that no other try can mend."""
-        retry = {} if self.status >= 500 else {"x-should-retry": "false"}
+        retry = {} if self.again else {"x-should-retry": "false"}
         return {"content-type": "application/json", **retry}
 
     @property
@@ -260,6 +263,8 @@ class Upstream:
         self.queued += 1
         try:
             return await self._server.aready()
+        except HeldTooLongError as held:
+            raise RefusalError(503, str(held), "upstream_error", again=False) from held
         except EngineError as dead:
             raise RefusalError(503, str(dead), "upstream_error") from dead
         finally:

@@ -23,6 +23,7 @@ from art_core.errors import EngineError
 from art_core.inference.availability import HeldTooLongError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.inference.engine import EngineEvent
+from art_core.inference.gateway import Gateway
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm import VLLMEngine
 from art_core.types import PolicyVersion
@@ -61,6 +62,14 @@ class Asleep:
             "direct": lambda text: asked(direct, text),
             "worker": lambda text: recorded(direct, text),
         }
+
+
+class NearEndpoint(StaticEndpoint):
+    """A policy on an engine of this process."""
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        super().__init__(engine.base_url, V1.name)
+        self.availability = engine.availability
 
 
 async def asked(base_url: str, text: str) -> tuple[str | None, str]:
@@ -176,6 +185,23 @@ async def test_who_waits_for_too_long_is_told_the_way_out_and_the_replicas_stay_
             await it.engines[0].availability.aready()
         with pytest.raises(EngineError, match=r"EngineConfig\.hold_timeout"):
             await asyncio.to_thread(it.engines[0].availability.ready)
+        near = NearEndpoint(it.engines[0])
+        for stream in (False, True):
+            with capture() as rollout, pytest.raises(openai.InternalServerError, match=r"held for 0\.3 s"):
+                await ChatART(near, streaming=stream).ainvoke("by ChatART in this process")
+            with capture() as sync, pytest.raises(openai.InternalServerError, match=r"held for 0\.3 s"):
+                await asyncio.to_thread(ChatART(near, streaming=stream).invoke, "and without a loop")
+            for recording in (rollout, sync):
+                assert "EngineConfig.hold_timeout" in str(recording.steps[0].error)
+                assert recording.snapshot().faults == {}, "it is not sent again, to wait as long again"
+        with Gateway(near) as gateway:
+            async with openai.AsyncOpenAI(base_url=gateway.base_url, api_key="none") as client:
+                with pytest.raises(openai.InternalServerError, match=r"held for 0\.3 s"):
+                    await client.chat.completions.create(
+                        model=V1.name,
+                        messages=[{"role": "user", "content": "by a gateway before one server"}],
+                    )
+            assert len(gateway.completions) == 1
         await it.replicas.resume()
         assert await it.engines[0].availability.aready() == 1
         for way in it.ways.values():
