@@ -3,16 +3,17 @@
 Invariant: a trajectory that ended stays collected until it was trained on, and afterwards is told from one
 that never was.
 
-`add` opens one, `end` collects it, `collected` is what there is to train on, and `forget` lets go of what was
-trained on, which is in the record by then.
+`start` opens one and makes it the current one of its context, `end` collects it, `collected` is what there is
+to train on, and `forget` lets go of what was trained on, which is in the record by then.
 """
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from art_core.errors import RewardError, UnknownTrajectoryError
-from art_core.recording import Rollout
-from art_core.types import Failure, RolloutStatus, Trajectory, TrajectoryGroup
+from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
+from art_core.types import Failure, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
 
 
 class Collection:
@@ -29,10 +30,20 @@ class Collection:
         self._ended: dict[str, RolloutStatus] = {}
         self._collected: dict[str, Trajectory] = {}
 
-    def add(self, rollout: Rollout) -> None:
-        """Keep an open trajectory."""
+    def start(
+        self,
+        scenario: Scenario,
+        *,
+        sink: Sink,
+        metadata: Mapping[str, Any] | None = None,
+        max_calls: int | None = None,
+    ) -> str:
+        """Open a trajectory, make it the current one of this context, and return its id."""
+        rollout = Rollout(scenario, sink=sink, metadata=metadata, max_calls=max_calls)
         with self._lock:
             self._open[rollout.id] = rollout
+        set_current_rollout(rollout)
+        return rollout.id
 
     def opened(self, trajectory_id: str) -> Rollout:
         """The open trajectory with this id.
@@ -53,13 +64,16 @@ class Collection:
             f"model {self._model!r} started no trajectory {trajectory_id!r}; start_trajectory() gives ids"
         )
 
-    def end(self, rollout: Rollout, reward: float | None, failure: str | None) -> Trajectory:
+    def end(self, trajectory_id: str, reward: float | None, failure: str | None) -> Trajectory:
         """End an open trajectory with its reward, or as failed, and collect it.
 
         Raises:
             RewardError: neither a reward nor a failure was given, or the reward is not a finite number; the
                 trajectory stays open.
+            UnknownTrajectoryError: it was never started here, or has ended.
         """
+        rollout = self.opened(trajectory_id)
+        is_current = current_rollout() is rollout
         if (reward is None) == (failure is None):
             raise RewardError(
                 f"trajectory {rollout.id} needs either reward=<number> or failure='<why there is none>'"
@@ -69,6 +83,8 @@ class Collection:
             del self._open[rollout.id]
             self._ended[rollout.id] = ended.status
             self._collected[rollout.id] = ended
+        if is_current:
+            set_current_rollout(None)
         return ended
 
     def now(self, trajectory_id: str) -> Trajectory | None:
@@ -96,9 +112,33 @@ class Collection:
                 self._collected.pop(trajectory.id, None)
 
 
+def in_batches(trajectories: Sequence[Trajectory], size: int) -> list[list[TrajectoryGroup]]:
+    """Every so many trajectories, in their order, as groups of one batch."""
+    return [by_scenario(trajectories[i : i + size]) for i in range(0, len(trajectories), size)]
+
+
 def by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
     """Trajectories as groups that are compared with each other, one of each scenario."""
     scenarios: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         scenarios.setdefault(trajectory.scenario.id, []).append(trajectory)
     return [TrajectoryGroup(members[0].scenario, tuple(members)) for members in scenarios.values()]
+
+
+def require_scored(groups: Iterable[TrajectoryGroup]) -> None:
+    """Refuse groups with members that neither failed nor have a reward.
+
+    Raises:
+        RewardError: there are some; the message names them.
+    """
+    missing = [t.id for g in groups for t in g if not t.failed and not _scored(t)]
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise RewardError(
+            f"{len(missing)} trajectories have no reward ({shown}): score them with with_reward(), "
+            "or end them as failed"
+        )
+
+
+def _scored(trajectory: Trajectory) -> bool:
+    return trajectory.reward is not None or bool(trajectory.step_rewards or trajectory.node_rewards)

@@ -8,21 +8,21 @@ the groups to ``atrain``. With any OpenAI-style code: ``start_trajectory``, ``ch
 ``end_trajectory``, then ``train()``. Sync names are bare; async names carry an ``a``.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.backends.base import Backend, LastUpdate, Registration
 from art_core.chat import Chat
-from art_core.collection import Collection, by_scenario
+from art_core.collection import Collection, in_batches, require_scored
 from art_core.config import TrainableModelConfig
-from art_core.errors import ConfigError, NothingToTrainError, RewardError
+from art_core.errors import ConfigError, NothingToTrainError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, raw_logprobs_of, served_name
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
-from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
+from art_core.recording import Rollout, Sink
 from art_core.selection import Train, as_selection
 from art_core.sync import run_sync
 from art_core.types import PolicyVersion, Scenario, Trajectory, TrajectoryGroup
@@ -251,15 +251,12 @@ class TrainableModel:
 
         Trajectories of one scenario are compared with each other in training.
         """
-        rollout = Rollout(
+        return self._collection.start(
             Scenario(id=scenario) if isinstance(scenario, str) else scenario,
             sink=self.sink,
             metadata=metadata,
             max_calls=self.config.rollout_length,
         )
-        self._collection.add(rollout)
-        set_current_rollout(rollout)
-        return rollout.id
 
     async def astart_trajectory(
         self, scenario: Scenario | str = "default", *, metadata: Mapping[str, Any] | None = None
@@ -285,11 +282,7 @@ class TrainableModel:
                 The trajectory then stays open, with all that it holds.
             UnknownTrajectoryError: it was never started here, or has ended.
         """
-        rollout = self.rollout(trajectory_id)
-        ended = self._collection.end(rollout, reward, failure)
-        if current_rollout() is rollout:
-            set_current_rollout(None)
-        return ended
+        return self._collection.end(trajectory_id, reward, failure)
 
     async def aend_trajectory(
         self, trajectory_id: str, reward: float | None = None, *, failure: str | None = None
@@ -340,7 +333,7 @@ class TrainableModel:
         """
         as_selection(train)  # before anything is written or paused
         if groups is not None:
-            _check_scored(groups)
+            require_scored(groups)
             return await self._registered.atrain([groups], train=train, imitate=imitate)
         collected = self._collection.collected()
         if not collected:
@@ -348,8 +341,7 @@ class TrainableModel:
                 f"model {self.name!r} has collected no trajectories since it was last trained: "
                 "end some with end_trajectory(id, reward=...), or pass groups"
             )
-        size = self.config.batch_size
-        batches = [by_scenario(collected[i : i + size]) for i in range(0, len(collected), size)]
+        batches = in_batches(collected, self.config.batch_size)
         report = await self._registered.atrain(batches, train=train, imitate=imitate)
         self._collection.forget(collected)
         return report
@@ -406,17 +398,3 @@ class TrainableModel:
     def save_lora_adapter(self, path: Path | str) -> Path:
         """Write the trained adapter; see `asave_lora_adapter`."""
         return run_sync(lambda: self.asave_lora_adapter(path))
-
-
-def _check_scored(groups: Iterable[TrajectoryGroup]) -> None:
-    missing = [t.id for g in groups for t in g if not t.failed and not _scored(t)]
-    if missing:
-        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
-        raise RewardError(
-            f"{len(missing)} trajectories have no reward ({shown}): score them with with_reward(), "
-            "or end them as failed"
-        )
-
-
-def _scored(trajectory: Trajectory) -> bool:
-    return trajectory.reward is not None or bool(trajectory.step_rewards or trajectory.node_rewards)

@@ -9,40 +9,35 @@ them, writes a checkpoint, and publishes it.
 
 import asyncio
 import logging
-import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.backends.base import LastUpdate
-from art_core.backends.ending import in_words as failure_in_words
-from art_core.backends.ending import state_at_the_end
 from art_core.backends.feed import Feed
 from art_core.backends.reward_watch import RewardWatch, must_stop
+from art_core.backends.run_record import RunRecord
 from art_core.backends.serving import Serving, write_base_adapter
 from art_core.config import RetentionConfig, TrainableModelConfig
 from art_core.errors import ConfigError, TrainingStoppedError
 from art_core.inference.availability import Availability, availability_of
 from art_core.inference.endpoint import raw_logprobs_of
-from art_core.inference.engine import Engine, EngineEvent, Eventful
+from art_core.inference.engine import Engine, Eventful
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm_merged import base_directory
 from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
 from art_core.observe.gathered import gathered_metrics
-from art_core.observe.machine import environment, in_words
 from art_core.observe.phases import Training
-from art_core.observe.run_log import RunLog
 from art_core.observe.sinks.base import MetricSink
 from art_core.recording import Sink
 from art_core.selection import Train
-from art_core.store import RunState, Store
+from art_core.store import Store
 from art_core.training.knobs import KnobBoard, Knobs, Turn, Turned
 from art_core.types import PolicyVersion, Trajectory, TrajectoryGroup
 
@@ -99,26 +94,11 @@ class LocalRegistration:
         self._board = KnobBoard(directory.parent, config.train_config)
         self._training = asyncio.Lock()
         self._monitor = ServingMonitor(())
-        self._run = store.begin_run(
-            config.name,
-            {
-                **config.model_dump(mode="json"),
-                "checkpoints": str(directory.parent.resolve()),  # where knobs.json is, too
-                "process": {"host": socket.gethostname(), "pid": os.getpid()},
-            },
-            continues=_run_to_go_on_from(store, config.name, directory),
-        )
-        self._log = RunLog(store, self._run, sinks, directory.parent)
-        where = environment()
-        store.add_event(self._run, "environment", in_words(where), where)
-        self._sink = store.sink(self._run)
+        self._record = RunRecord(store, config, directory, sinks)
         if isinstance(engine, ReplicaSet):
             engine.bind(self)
         if isinstance(engine, Eventful):
-            engine.on_event = self._keep_event
-
-    def _keep_event(self, event: EngineEvent) -> None:
-        self.store.add_event(self._run, event.kind, event.message, event.data)
+            engine.on_event = self._record.engine_event
 
     def _base_adapter(self) -> Callable[[], Path] | None:
         """How an engine is told to serve the base model, if it has to be told."""
@@ -152,7 +132,7 @@ class LocalRegistration:
     @property
     def sink(self) -> Sink:
         """The project's store."""
-        return self._sink
+        return self._record.sink
 
     def current_version(self) -> PolicyVersion:
         """The newest version that is served."""
@@ -226,38 +206,28 @@ class LocalRegistration:
             if (update := checkpoint.state.get("update")) is not None:  # older checkpoints say nothing
                 report = report_from_json(update["report"])
                 self.last_update = LastUpdate(version, tuple(update["groups"]), report)
-                self._complete(self.last_update, update["model"], adapter)
+                self._record.complete(self.last_update, update["model"], adapter)
             logger.info("model %s goes on from version %s", self.name, version)
         await self.engine.start()
         if self.raw_logprobs:
-            self.store.add_event(self._run, "raw_logprobs", RAW_LOGPROBS)
+            self._record.event("raw_logprobs", RAW_LOGPROBS)
         if isinstance(self.engine, ReplicaSet):
-            self._log.show(self.engine.gateway.metrics)
+            self._record.show(self.engine.gateway.metrics)
         try:
             await self._serving.publish(version, adapter)
         except BaseException:
             await self.engine.close()
             raise
         self._monitor = ServingMonitor(metric_sources(self.engine)).start()
-        self._log.begin()
-
-    def _complete(self, update: LastUpdate, model: str, adapter: Path) -> None:
-        """Put an update on record whose process ended before it could."""
-        if model != self.name or update.version in {v.policy for v in self.store.versions(model)}:
-            return  # a fork begins with what was another model's update
-        self._log.complete(update.report, update.version.number)
-        self.store.add_version(update.version, adapter, run_id=self._run)
+        self._record.begin()
 
     async def aclose(self, failure: BaseException | None = None) -> None:
         """Stop serving and close the record, which says how the run ended; see `Registration.aclose`."""
-        state = state_at_the_end(failure, stopped=self._stopped)
-        if failure is not None and state is RunState.FAILED:
-            self.store.add_event(self._run, "run_failed", failure_in_words(failure))
+        state = self._record.ending(failure, stopped=self._stopped)
         await asyncio.to_thread(self._monitor.close)
         await self.engine.close()
         await asyncio.to_thread(self._trainer.close)
-        await asyncio.to_thread(self._log.close, state)
-        self.store.end_run(self._run, state)
+        await asyncio.to_thread(self._record.close, state)
         self.store.close()
 
     # -- learning ----------------------------------------------------------------------------------
@@ -272,9 +242,7 @@ class LocalRegistration:
         """One call of the trainer per batch, then publish what came out."""
         from art_core.training.report import merge_reports
 
-        kept = [
-            [replace(g, id=self.store.save_group(g, run_id=self._run)) for g in batch] for batch in batches
-        ]
+        kept = [self._record.keep_groups(batch) for batch in batches]
 
         def learn() -> "TrainReport":
             version, config = self.current_version().number, self._board.config
@@ -331,7 +299,7 @@ class LocalRegistration:
                 report = await asyncio.to_thread(self._as_turned, train)
                 trained_to = time.time()
                 for event in report.events:
-                    self.store.add_event(self._run, event.kind, event.message, asdict(event))
+                    self._record.happened(event)
                     self._stopped = self._stopped or event.kind == "training_stopped"
                 ids = tuple(g.id for g in groups)
                 adapter = await self._publish(ids, report) if report.updated else None
@@ -345,15 +313,12 @@ class LocalRegistration:
             await self._serving.tidy()
             training = Training(began, trained_from, trained_to, time.time())
             version = self.current_version()
-            await asyncio.to_thread(self._log.record, report, groups, training, version.number, served)
-            if adapter is not None:
-                # Last, so that a version on record has its metrics there: see `_complete`.
-                self.store.add_version(version, adapter, run_id=self._run)
+            await asyncio.to_thread(self._record.trained, report, groups, training, version, served, adapter)
             return report
 
     def log_metrics(self, values: Mapping[str, float]) -> None:
         """Keep numbers of somebody else's about the current version."""
-        self._log.note(values)
+        self._record.note(values)
 
     def _as_turned(self, train: "Callable[[], TrainReport]") -> "TrainReport":
         if self._trainer.config != self._board.config:
@@ -401,14 +366,14 @@ class LocalRegistration:
     def _note(self, turned: Sequence[Turned]) -> None:
         for change in turned:
             logger.info(change.message)
-            self.store.add_event(self._run, change.kind, change.message, asdict(change))
+            self._record.happened(change)
 
     async def aresume_training(self) -> None:
         """Train on after a guardrail's stop; see `TrainableModel.aresume_training`."""
         async with self._training:
             await asyncio.to_thread(self._trainer.resume)
             self._stopped = False
-            self.store.add_event(self._run, "training_resumed", "training goes on after a stop", {})
+            self._record.event("training_resumed", "training goes on after a stop")
 
     async def asave_adapter(self, directory: Path) -> None:
         """Write the adapter in training as a PEFT directory; see `exporting.write_adapter`."""
@@ -423,14 +388,3 @@ class LocalRegistration:
 
         async with self._training:
             await asyncio.to_thread(write_model, self._trainer.policy, directory)
-
-
-def _run_to_go_on_from(store: Store, model: str, directory: Path) -> str | None:
-    """The run that made the version from which a model goes on; None when it begins anew."""
-    from art_core.training import checkpoints
-
-    if checkpoints.latest(directory) is None:
-        return None
-    # Of a process that died while it published, the newest version may be missing here.
-    made = [version.run_id for version in store.versions(model) if version.run_id is not None]
-    return made[-1] if made else None
