@@ -221,7 +221,7 @@ def write_adapters(directory: Path, root: Path, args: argparse.Namespace) -> lis
         torch.manual_seed(number)
         for parameter in policy.trainable_parameters():
             torch.nn.init.normal_(parameter, std=0.02)
-        policy.save_adapter(path)
+        policy.save_weights(path)
     return found
 
 

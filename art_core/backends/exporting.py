@@ -25,7 +25,7 @@ def write_adapter(policy: Kept, directory: Path) -> None:
         )
     if directory.exists() and not (directory.is_dir() and _is_adapter(directory)):
         raise CheckpointError(f"{directory} exists and is no adapter directory; choose another path")
-    policy.save_adapter(directory)
+    policy.save_weights(directory)
 
 
 def write_model(policy: Kept, directory: Path) -> None:
@@ -40,7 +40,7 @@ def write_model(policy: Kept, directory: Path) -> None:
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent, prefix=".writing-") as scratch:
         trained = Path(scratch) / "trained"
-        policy.save_adapter(trained)
+        policy.save_weights(trained)
         if policy.lora is None:
             trained.rename(directory)
         else:

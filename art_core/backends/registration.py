@@ -110,7 +110,7 @@ class LocalRegistration:
         if self.config.lora is None:
             return lambda: base_directory(self.config.base_model)
         directory = self._directory.with_name("base-adapter")
-        return lambda: write_base_adapter(self._trainer.policy.save_adapter, directory)
+        return lambda: write_base_adapter(self._trainer.policy.save_weights, directory)
 
     # -- endpoint ----------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class LocalRegistration:
         version, adapter = PolicyVersion(self.name, 0), None
         if last is not None:
             checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
-            version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.adapter_dir
+            version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.weights_dir
             self._remember(checkpoint.state)
             if (update := checkpoint.state.get("update")) is not None:  # older checkpoints say nothing
                 report = report_from_json(update["report"])
@@ -341,9 +341,9 @@ class LocalRegistration:
         checkpoint = await asyncio.to_thread(
             checkpoints.save, self._directory, self._trainer, version=version.number, state=state
         )
-        await self._serving.publish(version, checkpoint.adapter_dir)
+        await self._serving.publish(version, checkpoint.weights_dir)
         self.last_update = LastUpdate(version, groups, report)
-        return checkpoint.adapter_dir
+        return checkpoint.weights_dir
 
     def _remember(self, state: Mapping[str, Any]) -> None:
         """Go on from what a checkpoint kept for us."""

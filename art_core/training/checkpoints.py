@@ -58,12 +58,12 @@ class Kept(Protocol):
         """Tells base models apart by their weights."""
         ...
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write what is trained as an ordinary directory, of PEFT or of transformers."""
         ...
 
-    def load_adapter(self, directory: Path) -> None:
-        """Replace what is trained by what `save_adapter` wrote."""
+    def load_weights(self, directory: Path) -> None:
+        """Replace what is trained by what `save_weights` wrote."""
         ...
 
 
@@ -99,7 +99,7 @@ class Checkpoint:
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
-    def adapter_dir(self) -> Path:
+    def weights_dir(self) -> Path:
         """What was trained: an ordinary PEFT directory, or the whole model."""
         return trained_dir(self.directory)
 
@@ -162,7 +162,7 @@ def load(directory: Path, trainer: Resumable) -> Checkpoint:
         training = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as unreadable:  # pickle, zip and torch each raise their own
         raise CheckpointError(f"{path} cannot be read: {unreadable}") from unreadable
-    trainer.policy.load_adapter(trained_dir(directory))
+    trainer.policy.load_weights(trained_dir(directory))
     trainer.load_state_dict(training["trainer"])
     _restore_generators(training["generators"])
     return Checkpoint(directory, manifest["version"], manifest["state"])
@@ -254,7 +254,7 @@ def fork(directory: Path, root: Path) -> Path:
 
 def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, Any]) -> None:
     with trainer.policy.lock:
-        trainer.policy.save_adapter(scratch / (MODEL if trainer.policy.lora is None else ADAPTER))
+        trainer.policy.save_weights(scratch / (MODEL if trainer.policy.lora is None else ADAPTER))
         training = {"trainer": trainer.state_dict(), "generators": _generators()}
         with (scratch / TRAINING_STATE).open("wb") as out:
             torch.save(training, out)

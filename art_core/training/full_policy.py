@@ -114,7 +114,7 @@ class FullPolicy(CausalPolicy):
         return list(zip(self._masters, self._placed, strict=True))
 
     @contextmanager
-    def using(self, adapter: str | None) -> Generator[None]:
+    def using(self, name: str | None) -> Generator[None]:
         """Run with a snapshot, `TRAINING` or `BASE` inside the block; holds the lock.
 
         Raises:
@@ -122,12 +122,12 @@ class FullPolicy(CausalPolicy):
             ConfigError: the base model's weights are not where they were any more.
         """
         with self.lock:
-            if adapter is BASE and BASE not in self._weights:
+            if name is BASE and BASE not in self._weights:
                 self._weights[BASE] = self._read_base()
-            if adapter not in self._weights:
+            if name not in self._weights:
                 known = ", ".join(str(n) for n in self._weights if n not in (BASE, TRAINING)) or "none"
-                raise EngineError(f"no policy version {adapter!r} is loaded; loaded: {known}")
-            self._activate(adapter)
+                raise EngineError(f"no policy version {name!r} is loaded; loaded: {known}")
+            self._activate(name)
             yield
 
     def _activate(self, name: str | None) -> None:
@@ -155,7 +155,7 @@ class FullPolicy(CausalPolicy):
         with self.lock:
             yield
 
-    def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
+    def snapshot(self, name: str, directory: Path | None = None) -> None:
         """Keep a copy of the weights in training, or those of a model directory, under a name.
 
         Raises:
@@ -165,9 +165,9 @@ class FullPolicy(CausalPolicy):
         with self.lock:
             if name in self._weights:
                 raise EngineError(f"policy version {name!r} is loaded already; versions never change")
-            if adapter_dir is not None:
+            if directory is not None:
                 self._weights[name] = [
-                    w.to(p.dtype) for w, p in zip(self._read(adapter_dir), self._placed, strict=True)
+                    w.to(p.dtype) for w, p in zip(self._read(directory), self._placed, strict=True)
                 ]
                 return
             self._round()
@@ -186,7 +186,7 @@ class FullPolicy(CausalPolicy):
         """The master weights, float32, in the order of their names."""
         return list(self._masters)
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write the whole model as an ordinary transformers directory, its weights in float32."""
         with self.lock:
             self._activate(TRAINING)
@@ -198,7 +198,7 @@ class FullPolicy(CausalPolicy):
             self.tokenizer.save_pretrained(str(directory))
 
     @torch.no_grad()
-    def load_adapter(self, directory: Path) -> None:
+    def load_weights(self, directory: Path) -> None:
         """Replace the master weights by a model directory's.
 
         Raises:

@@ -76,13 +76,13 @@ class RemotePolicy:
         """The base model's tokenizer."""
         return AutoTokenizer.from_pretrained(self.base_model)
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write what is trained as an ordinary directory, of PEFT or of transformers."""
-        self._processes.call("save_adapter", directory)
+        self._processes.call("save_weights", directory)
 
-    def load_adapter(self, directory: Path) -> None:
-        """Replace what is trained by what `save_adapter` wrote."""
-        self._processes.call("load_adapter", directory)
+    def load_weights(self, directory: Path) -> None:
+        """Replace what is trained by what `save_weights` wrote."""
+        self._processes.call("load_weights", directory)
 
 
 class TrainerProcesses:

@@ -112,29 +112,29 @@ class PeftPolicy(CausalPolicy):
         return self.model.get_base_model()
 
     @contextmanager
-    def using(self, adapter: str | None) -> Generator[None]:
+    def using(self, name: str | None) -> Generator[None]:
         """Run with a snapshot, `TRAINING` or `BASE` inside the block; holds the lock.
 
         Raises:
             EngineError: there is no such snapshot.
         """
         with self.lock:
-            if adapter is BASE:
+            if name is BASE:
                 with self.model.disable_adapter():
                     yield
                 return
-            if adapter != TRAINING and adapter not in self._snapshots:
+            if name != TRAINING and name not in self._snapshots:
                 known = ", ".join(self._snapshots) or "none"
-                raise EngineError(f"no policy version {adapter!r} is loaded; loaded: {known}")
-            name = TRAINING if adapter == TRAINING else self._snapshots[adapter]
+                raise EngineError(f"no policy version {name!r} is loaded; loaded: {known}")
+            adapter = TRAINING if name == TRAINING else self._snapshots[name]
             # The adapter stays active afterwards: switching walks every layer, and whoever computes
             # next says with which adapter anyway.
-            if self.model.active_adapter != name:
-                self._activate(name)
+            if self.model.active_adapter != adapter:
+                self._activate(adapter)
             yield
 
-    def _activate(self, name: str) -> None:
-        self.model.set_adapter(name, inference_mode=name != TRAINING)
+    def _activate(self, adapter: str) -> None:
+        self.model.set_adapter(adapter, inference_mode=adapter != TRAINING)
 
     @contextmanager
     def dropout(self) -> Generator[None]:
@@ -151,7 +151,7 @@ class PeftPolicy(CausalPolicy):
                 for layer in layers:
                     layer.eval()
 
-    def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
+    def snapshot(self, name: str, directory: Path | None = None) -> None:
         """Freeze a copy of the training adapter, or of a directory's, under a name.
 
         Raises:
@@ -166,12 +166,12 @@ class PeftPolicy(CausalPolicy):
             self._taken += 1
             weights = (
                 get_peft_model_state_dict(self.model, adapter_name=TRAINING)
-                if adapter_dir is None
-                else _read_adapter(adapter_dir, self.device)
+                if directory is None
+                else _read_adapter(directory, self.device)
             )
             self.model.add_adapter(inner, self.model.peft_config[TRAINING])
             try:
-                self._fill(inner, weights, adapter_dir)
+                self._fill(inner, weights, directory)
             except CheckpointError:
                 self.model.delete_adapter(inner)
                 raise
@@ -210,12 +210,12 @@ class PeftPolicy(CausalPolicy):
         named = [(n, p) for n, p in self.model.named_parameters() if f".{TRAINING}." in n]
         return [p for _, p in sorted(named, key=lambda item: item[0])]
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write the training adapter as an ordinary PEFT directory."""
         with self.lock:
             self.model.save_pretrained(str(directory), selected_adapters=[TRAINING])
 
-    def load_adapter(self, directory: Path) -> None:
+    def load_weights(self, directory: Path) -> None:
         """Replace the training adapter's weights.
 
         Raises:

@@ -4,7 +4,7 @@ Invariant: a snapshot never changes after it was taken, and what `BASE` stands f
 
 The engine decodes with snapshots, the trainer updates what is trained; both use the same modules, so
 whoever runs the model holds ``policy.lock``. `peft_policy` and `unsloth_policy` train an adapter,
-`full_policy` all weights: where an adapter is read or written, it is then a whole model.
+`full_policy` all weights: "the weights" of a policy are what it trains, and its snapshots are copies of it.
 """
 
 import threading
@@ -91,7 +91,7 @@ class Policy(Protocol):
         """The head as one frozen matrix  [vocabulary, width]; None when it is more than that."""
         ...
 
-    def using(self, adapter: str | None) -> Any:
+    def using(self, name: str | None) -> Any:
         """A context in which the model runs with this snapshot, `TRAINING`, or `BASE`."""
         ...
 
@@ -99,8 +99,8 @@ class Policy(Protocol):
         """A context in which the training adapter's dropout acts; everywhere else it does not."""
         ...
 
-    def snapshot(self, name: str, adapter_dir: Path | None = None) -> None:
-        """Freeze a copy of the training adapter, or load one from a directory, under a name."""
+    def snapshot(self, name: str, directory: Path | None = None) -> None:
+        """Freeze a copy of what is trained, or load one from a directory, under a name."""
         ...
 
     def drop(self, name: str) -> None:
@@ -111,12 +111,12 @@ class Policy(Protocol):
         """What the optimizer updates, in a fixed order."""
         ...
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write what is trained as an ordinary directory, of PEFT or of transformers."""
         ...
 
-    def load_adapter(self, directory: Path) -> None:
-        """Replace what is trained by what `save_adapter` wrote."""
+    def load_weights(self, directory: Path) -> None:
+        """Replace what is trained by what `save_weights` wrote."""
         ...
 
 

@@ -192,14 +192,14 @@ class Serving:
 
         self._trainer.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))
 
-    def save_adapter(self, directory: Path) -> None:
+    def save_weights(self, directory: Path) -> None:
         """Write the adapter; the first rank's is everyone's."""
         if self._ranks.rank == 0:
-            self._trainer.policy.save_adapter(directory)
+            self._trainer.policy.save_weights(directory)
 
-    def load_adapter(self, directory: Path) -> None:
+    def load_weights(self, directory: Path) -> None:
         """Read the adapter."""
-        self._trainer.policy.load_adapter(directory)
+        self._trainer.policy.load_weights(directory)
 
     def _progress(self, done: int, total: int) -> None:
         if self._ranks.rank == 0:

@@ -82,14 +82,14 @@ def test_two_gpus_make_the_gradients_and_weights_of_one(model: Path, tmp_path: P
     build = tiny_policy(model, tmp_path / "no-faults")
     alone = Trainer(build("cuda:0"), CONFIG)
     expected = alone.train(groups(0))
-    alone.policy.save_adapter(tmp_path / "theirs")
+    alone.policy.save_weights(tmp_path / "theirs")
     moments = alone.state_dict()["optimizer"]["adamw"]["state"]
     parallel = ParallelConfig(processes=2, strategy=strategy, timeout=120)
     together = TrainerProcesses(build, LORA, CONFIG, parallel, log_dir=tmp_path)
     try:
         found = together.train(groups(0))
         theirs = together.state_dict()["optimizer"]["adamw"]["state"]
-        together.policy.save_adapter(tmp_path / "ours")
+        together.policy.save_weights(tmp_path / "ours")
         if strategy == "fsdp2":
             assert together.description.held < 0.75 * together.description.parameters
     finally:

@@ -63,7 +63,7 @@ def adapters(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[
         for parameter in policy.trainable_parameters():
             torch.nn.init.normal_(parameter, std=0.05)
         found.append(tmp_path_factory.mktemp("adapter") / str(number))
-        policy.save_adapter(found[-1])
+        policy.save_weights(found[-1])
     del policy
     torch.cuda.empty_cache()
     return found

@@ -59,7 +59,7 @@ def adapters(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         for parameter in policy.trainable_parameters():
             torch.nn.init.normal_(parameter, std=0.0 if version == ZERO else 0.05)
         found[version] = tmp_path_factory.mktemp("adapter") / str(version.number)
-        policy.save_adapter(found[version])
+        policy.save_weights(found[version])
     del policy
     torch.cuda.empty_cache()
     return found

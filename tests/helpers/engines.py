@@ -152,7 +152,7 @@ class Adapters:
             for parameter in self.policy.trainable_parameters():
                 torch.nn.init.normal_(parameter.data, std=0.1)
         directory = self.folder / str(self.number)
-        self.policy.save_adapter(directory)
+        self.policy.save_weights(directory)
         self.loop.run(self.engine.publish(version, directory))
         with suppress_taken():
             self.policy.snapshot(version.name, directory)

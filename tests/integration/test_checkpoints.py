@@ -165,7 +165,7 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_written(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as broken:
-        broken.setattr(trainer.policy, "save_adapter", full)
+        broken.setattr(trainer.policy, "save_weights", full)
         with pytest.raises(CheckpointError, match=r"checkpoint-00000002: .*No space left"):
             checkpoints.save(tmp_path, trainer, version=2)
     assert [p.name for p in tmp_path.iterdir()] == [first.directory.name]
@@ -282,5 +282,5 @@ def test_the_adapter_is_an_ordinary_peft_directory(model: Path, tmp_path: Path):
     steps(trainer, 1)
     kept = checkpoints.save(tmp_path, trainer, version=1)
     other = new_trainer(model, seed=4)
-    other.policy.load_adapter(kept.adapter_dir)
+    other.policy.load_weights(kept.weights_dir)
     assert same(weights(other.policy), weights(trainer.policy))

@@ -96,7 +96,7 @@ def groups(seed: int, *, count: int = 3, members: int = 6, prompt: int = 12) -> 
 
 
 def adapter(trainer: Trainer | TrainerProcesses, directory: Path) -> dict[str, torch.Tensor]:
-    trainer.policy.save_adapter(directory)
+    trainer.policy.save_weights(directory)
     return load_file(directory / "adapter_model.safetensors")
 
 

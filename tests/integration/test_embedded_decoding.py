@@ -268,7 +268,7 @@ async def test_publishing_and_retiring_under_load_fails_no_request(policy: PeftP
 
 
 async def test_an_adapter_directory_can_be_published(policy: PeftPolicy, tmp_path: Path) -> None:
-    policy.save_adapter(tmp_path)
+    policy.save_weights(tmp_path)
     async with serving(policy) as (engine, client):
         same = await ask(client, "hello", seed=1)
         disturb(policy, seed=3)

@@ -166,7 +166,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(base: Path, tmp_
     straight.sft(LESSON, steps=1)
     straight.train(played(dice))
     written = checkpoints.save(tmp_path, straight, version=1)
-    assert written.adapter_dir == written.directory / "model"
+    assert written.weights_dir == written.directory / "model"
     manifest = json.loads((written.directory / "checkpoint.json").read_text())
     assert manifest["lora"] is None
     assert "model/model.safetensors" in manifest["files"]
@@ -190,10 +190,10 @@ def test_checkpoints_of_all_weights_and_of_adapters_are_told_apart(base: Path, t
     with pytest.raises(CheckpointError, match=r"has trained a LoRA adapter.*trains all weights"):
         checkpoints.load(of_lora.directory, full)
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        full.policy.snapshot("m@1", of_lora.adapter_dir)
+        full.policy.snapshot("m@1", of_lora.weights_dir)
     other = FullPolicy.load(str(tiny_model(tmp_path / "wider", hidden=128)), dtype="float32")
     with pytest.raises(CheckpointError, match=r"other shapes|cannot be read as this model"):
-        other.load_adapter(of_full.adapter_dir)
+        other.load_weights(of_full.weights_dir)
 
 
 def test_kl_to_the_base_model_reads_its_weights_again_or_says_that_they_are_others(tmp_path: Path):

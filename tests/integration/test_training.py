@@ -384,7 +384,7 @@ def undecided(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
     report = trainer.sft(answers, batch_size=16, steps=1, learning_rate=1e-3)
     assert report.metrics["loss"] == pytest.approx(math.log(4), abs=0.15)
     directory = tmp_path_factory.mktemp("undecided")
-    policy.save_adapter(directory)
+    policy.save_weights(directory)
     return directory
 
 
@@ -403,7 +403,7 @@ def learn(policy: PeftPolicy, trainer: Trainer, reward, *, tokens: int, updates:
 def test_every_loss_solves_a_bandit(models: dict[str, Path], undecided: Path, name: LossName):
     """One arm of four pays: the share of games that chose it rises above 0.9."""
     policy = load(models["learner"], awake=False)
-    policy.load_adapter(undecided)
+    policy.load_weights(undecided)
     trainer = Trainer(policy, TrainConfig(learning_rate=1e-2, loss=name))
     history = learn(policy, trainer, lambda a: float(a[0] == ARMS[2]), tokens=1, updates=20)
     assert history[0] < 0.6
@@ -415,7 +415,7 @@ def test_a_two_token_answer_is_learned_where_the_second_depends_on_the_first(
 ):
     """Reward for naming the same arm twice, whichever: credit flows through the tree's shared nodes."""
     policy = load(models["learner"], awake=False)
-    policy.load_adapter(undecided)
+    policy.load_weights(undecided)
     trainer = Trainer(policy, TrainConfig(learning_rate=1e-2))
     history = learn(policy, trainer, lambda a: float(a[0] == a[1]), tokens=2, updates=40)
     assert history[0] < 0.6

@@ -53,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     for version in (V1, V2, V3):
         disturb(policy, version.number)
         adapters[version] = root / version.name
-        policy.save_adapter(adapters[version])
+        policy.save_weights(adapters[version])
         merged = merge(root / "base", adapters[version], root / f"merged-{version.number}")
         says[version] = fingerprint(str(merged))
     assert len(set(says.values())) == 4

@@ -86,7 +86,7 @@ def adapters(trainer: "PeftPolicy", tmp_path_factory: pytest.TempPathFactory) ->
             torch.manual_seed(number)
             for parameter in trainer.trainable_parameters():
                 torch.nn.init.normal_(parameter, std=0.08)
-        trainer.save_adapter(found[version])
+        trainer.save_weights(found[version])
         trainer.snapshot(version.name, found[version])
     return found
 

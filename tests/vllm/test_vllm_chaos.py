@@ -41,7 +41,7 @@ def write_adapter(trainer: Any, directory: Path, seed: int) -> None:
         for parameter in trainer.trainable_parameters():
             torch.nn.init.normal_(parameter, std=0.08)
     directory.parent.mkdir(parents=True)
-    trainer.save_adapter(directory)
+    trainer.save_weights(directory)
 
 
 def request(version: PolicyVersion, number: int, **more: Any) -> dict[str, Any]:
