@@ -700,7 +700,7 @@ def test_without_a_capture_nothing_is_recorded_or_said(
         pass
     assert model.invoke("tea").content == "re: tea"
     assert rollout.steps == ()
-    assert caplog.records == []
+    assert [r for r in caplog.records if r.name.startswith("art_")] == []
 
 
 def test_http_is_not_needed_for_a_gateway_of_this_process(

