@@ -9,6 +9,7 @@ from art_core.rewards.judgement import Judgement, Scored
 from art_core.rewards.opinions import Relevance, UserFeedback
 from art_core.rewards.outcome import Outcome
 from art_core.rewards.parts import PerNode, PerStep
+from art_core.rewards.reweighting import Reweighted, reweighted
 from art_core.rewards.ruler import Ruler
 from art_core.rewards.schema import ValidJSON, ValidToolCalls
 from art_core.rewards.shape import Cost, Efficiency, Latency, Length, Price, Steps
@@ -41,6 +42,7 @@ __all__ = [
     "Price",
     "Refusal",
     "Relevance",
+    "Reweighted",
     "Ruler",
     "Scored",
     "Steps",
@@ -54,5 +56,6 @@ __all__ = [
     "VerdictCache",
     "ascore_trajectories",
     "component",
+    "reweighted",
     "score_trajectories",
 ]
