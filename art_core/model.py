@@ -215,7 +215,7 @@ class TrainableModel:
     @property
     def temperature(self) -> float | None:
         """For calls whose chat model names no temperature of its own; None: the server's default."""
-        return self._registered.knobs.temperature
+        return self._registered.knobs.temperature_at(self.current_version().number)
 
     def turn(self, **values: "Turn") -> None:
         """Turn knobs while a run goes on, as in ``model.turn(learning_rate=3e-5, temperature=0.8)``.

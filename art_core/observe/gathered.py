@@ -109,6 +109,8 @@ def _calls(everyone: Sequence[Trajectory], calls: Sequence[Step]) -> dict[str, f
     told = {"calls": float(len(calls))}
     if durations := [t.duration for t in everyone if t.duration is not None]:
         told["rollout_seconds_mean"] = fmean(durations)
+    if asked := [step.sampling.get("temperature") for step in calls if step.policy is not None]:
+        told["temperature_mean"] = fmean(1.0 if t is None else float(t) for t in asked)
     if sampled := [step.tokens for step in calls if step.tokens is not None and step.policy is not None]:
         told["tokens_sampled"] = float(sum(len(tokens.completion) for tokens in sampled))
         told["tokens_prompt"] = float(sum(len(tokens.prompt) for tokens in sampled))

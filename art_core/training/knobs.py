@@ -44,6 +44,15 @@ class Knobs(Settings):
     temperature: float | None = Field(
         default=None, ge=0, le=2, description="of calls whose chat model names no temperature of its own"
     )
+    temperature_final: float | None = Field(
+        default=None, ge=0, le=2, description="where temperature goes, in a straight line over the versions"
+    )
+    temperature_since: int | None = Field(
+        default=None, ge=0, description="the version up to which it is temperature (none: 0)"
+    )
+    temperature_until: int | None = Field(
+        default=None, ge=1, description="the version from which on it is temperature_final"
+    )
     reward_weights: dict[str, FiniteFloat] | None = Field(
         default=None,
         description="by component of a weighted sum of rewards, in place of those that it was scored with",
@@ -58,6 +67,37 @@ class Knobs(Settings):
         weights = cast("Mapping[Any, Any]", given)
         return {name: weight for name, weight in weights.items() if weight is not None} or None
 
+    def temperature_at(self, version: int) -> float | None:
+        """The temperature for calls that name none of their own; None: the server's default.
+
+        Where ``temperature_final`` is turned, a straight line from ``temperature`` at version
+        ``temperature_since`` to it at version ``temperature_until``. It depends on the version alone, so a
+        resumed run goes on with it.
+
+        Args:
+            version: number of the policy version that is called.
+        """
+        start, end, until = self.temperature, self.temperature_final, self.temperature_until
+        if start is None or end is None or until is None:
+            return start
+        since = self.temperature_since or 0
+        share = min(max((version - since) / (until - since), 0.0), 1.0)
+        return start + share * (end - start)
+
+    def _require_whole_schedule(self) -> None:
+        ends = {"temperature_final": self.temperature_final, "temperature_until": self.temperature_until}
+        named = {**ends, "temperature_since": self.temperature_since}
+        if all(value is None for value in named.values()):
+            return
+        needed = {"temperature": self.temperature, **ends}
+        if missing := [name for name, value in needed.items() if value is None]:
+            raise ConfigError(
+                f"a schedule of the temperature needs {', '.join(needed)}; {', '.join(missing)} not given"
+            )
+        since, until = self.temperature_since or 0, self.temperature_until or 0
+        if since >= until:
+            raise ConfigError(f"temperature_since={since} must be below temperature_until={until}")
+
     def values(self) -> dict[str, float]:
         """What was turned, by name; weights of rewards as ``reward_weights/<component>``."""
         turned = self.model_dump(exclude_none=True)
@@ -70,6 +110,7 @@ class Knobs(Settings):
         Raises:
             ConfigError: the values contradict each other or the configuration.
         """
+        self._require_whole_schedule()
         names = self.model_fields_set & set(TrainConfig.model_fields)
         turned = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
         return config.replace(**turned) if turned else config

@@ -100,6 +100,19 @@ async def test_the_temperature_knob_reaches_calls_that_name_none_of_their_own(
     assert len({s.tokens.completion for s in steps[:3] if s.tokens}) == 1
 
 
+def test_the_temperature_follows_its_schedule_from_version_to_version(model: TrainableModel):
+    model.turn(temperature=1.0, temperature_final=0.5, temperature_until=2)
+    chat, asked, told = ChatART(model, max_tokens=2), [], []
+    for _ in range(3):
+        for reward in (0.0, 1.0):
+            trajectory = model.start_trajectory()
+            chat.invoke("answer yes or no")
+            asked.append(model.end_trajectory(trajectory, reward=reward).steps[0].sampling["temperature"])
+        told.append(model.train().metrics["temperature_mean"])
+    assert asked == [1.0, 1.0, 0.75, 0.75, 0.5, 0.5]
+    assert told == [1.0, 0.75, 0.5]
+
+
 @component
 def quality(trajectory: Trajectory) -> float:
     return trajectory.metadata["quality"]

@@ -114,3 +114,34 @@ def test_weights_of_rewards_in_the_file_are_all_that_is_turned(board: KnobBoard)
     with pytest.raises(ConfigError, match=r"reward_weights\.quality='much'"):
         board.turn(reward_weights={"quality": "much"})  # type: ignore[dict-item]
     assert board.knobs.values() == {"reward_weights/quality": 1.5}
+
+
+def test_a_temperature_with_an_end_goes_there_in_a_straight_line_over_the_versions(board: KnobBoard):
+    board.turn(temperature=1.2, temperature_final=0.8, temperature_since=10, temperature_until=30)
+    found = [board.knobs.temperature_at(version) for version in (0, 10, 15, 20, 30, 99)]
+    assert found == pytest.approx([1.2, 1.2, 1.1, 1.0, 0.8, 0.8])
+    board.turn(temperature_since=None)
+    assert board.knobs.temperature_at(15) == pytest.approx(1.0)
+    board.turn(temperature_final=None, temperature_until=None)
+    assert board.knobs.temperature_at(15) == 1.2
+    board.turn(temperature=None)
+    assert board.knobs.temperature_at(15) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"temperature_final": 0.8, "temperature_until": 5}, "temperature not given"),
+        ({"temperature": 1.0, "temperature_final": 0.8}, "temperature_until not given"),
+        ({"temperature": 1.0, "temperature_since": 3}, "temperature_final, temperature_until not given"),
+        (
+            {"temperature": 1.0, "temperature_final": 0.8, "temperature_since": 5, "temperature_until": 5},
+            "temperature_since=5 must be below temperature_until=5",
+        ),
+        ({"temperature_until": 2.5}, "temperature_until=2.5"),
+    ],
+)
+def test_half_a_schedule_of_the_temperature_is_refused(board: KnobBoard, values: dict[str, float], said: str):
+    with pytest.raises(ConfigError, match=said):
+        board.turn(**values)
+    assert not board.path.exists()

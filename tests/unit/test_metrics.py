@@ -86,6 +86,7 @@ def test_rewards_are_told_by_component_and_failures_by_cause() -> None:
     assert told["tokens_sampled"] == 16
     assert told["tokens_prompt"] == 24
     assert told["rollout_seconds_mean"] == 3.0
+    assert told["temperature_mean"] == 1.0
     assert "success_rate" not in told
     assert "judge_calls" not in told
     assert [name for name in told if spec_of(name) is None] == []
