@@ -109,8 +109,8 @@ _CATALOGUE = (
     ),
     ("calls", "count", "LLM calls that the rollouts made.", "", ROLLOUTS),
     (
-        "temperature_mean", "temperature", "Mean of what the policy was sampled at; calls that name none count "
-        "1.", "as configured, or as its schedule has it", ROLLOUTS,
+        "temperature_mean", "temperature", "Mean of what the policy was sampled at; calls that name none "
+        "count as 1.", "as configured, or as its schedule has it", ROLLOUTS,
     ),
     (
         "steps_truncated", "count", "Answers that max_tokens cut off.",
