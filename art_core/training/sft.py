@@ -84,8 +84,8 @@ def conversation_samples(
         name: says which one it is, in ids and errors.
 
     Raises:
-        ChatTemplateError: the template refuses the messages, or renders an answer so that it does not
-            begin with the prompt that a server would feed.
+        ChatTemplateError: the template refuses the messages, renders an answer so that it does not
+            begin with the prompt that a server would feed, or leaves its tool calls out.
     """
     samples: list[Sample] = []
     for turn, message in enumerate(conversation.messages):
@@ -100,7 +100,14 @@ def conversation_samples(
                 f"prompt itself, so the answer cannot be told apart; the prompt ends {prompt[-40:]!r}, the "
                 f"whole has {whole[max(0, len(prompt) - 40) : len(prompt)]!r} there"
             )
-        completion = _answer_ids(tokenizer, whole[len(prompt) :])
+        answer = whole[len(prompt) :]
+        called = [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        if unsaid := [function for function in called if function not in answer]:
+            raise ChatTemplateError(
+                f"{name}, message {turn}: the chat template leaves out the call of {', '.join(unsaid)}, so "
+                "what would be imitated is an answer without it; use a model whose template knows tools"
+            )
+        completion = _answer_ids(tokenizer, answer)
         samples.append(
             Sample(
                 prompt=_encode(tokenizer, prompt),

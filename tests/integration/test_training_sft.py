@@ -92,6 +92,18 @@ def test_tool_calls_are_imitated_as_the_template_writes_them():
     assert "get_weather" in text(only.prompt)
 
 
+def test_a_template_that_leaves_tool_calls_out_is_refused_instead_of_imitating_what_is_left():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
+    talk = [user("is it cold?"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+    with pytest.raises(ChatTemplateError, match=r"conversation 0, message 1.*leaves out the call of weather"):
+        supervised_samples(tokenizer, [talk])
+
+
 def test_a_template_that_refuses_is_quoted_and_the_conversation_is_named():
     refused = [user("hello"), {"role": "system", "content": "too late"}, assistant("x")]
     with pytest.raises(ChatTemplateError, match=r"conversation 1: .*a system message must come first"):
