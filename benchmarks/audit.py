@@ -24,8 +24,10 @@ from rich.table import Table
 
 from art_core.rewards.audit import audit
 from art_core.types import Trajectory, TrajectoryGroup
+from benchmarks.audit_cases import Case, correct, scored
 from benchmarks.audit_examples import examples
-from benchmarks.audit_rewards import FAULTS, SOUND, Case, correct, scored, step, world
+from benchmarks.audit_rewards import FAULTS, SOUND
+from benchmarks.audit_runs import step, world
 from benchmarks.environment import write_result
 
 FIRST = 1000

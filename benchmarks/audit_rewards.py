@@ -1,231 +1,39 @@
-"""Faulty and sound rewards for the audit, over made-up runs: what a policy might have sampled.
+"""Faulty and sound rewards for the audit, over made-up runs (`audit_runs`).
 
-Invariant: a case follows from its seed alone. Every run is a real trajectory, scored by a real reward
-function or judge; only the words are made up.
+Invariant: a case (`audit_cases`) is a real reward function or judge at work; only its runs' words are made up.
 """
 
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from art_core.rewards import (
     Format,
     FuzzyMatch,
     Outcome,
     PerNode,
-    Ruler,
     Steps,
     component,
     score_trajectories,
 )
 from art_core.rewards.audit.answers import answer
-from art_core.rewards.labels import Labels
-from art_core.rewards.text import plain
-from art_core.scoring import Reward, RewardFunction
-from art_core.types import (
-    PolicyVersion,
-    RolloutStatus,
-    Scenario,
-    Step,
-    StepIdentity,
-    StepTokens,
-    Trajectory,
-    TrajectoryGroup,
+from art_core.scoring import Reward
+from art_core.types import Trajectory, TrajectoryGroup
+from benchmarks.audit_cases import (
+    Case,
+    Make,
+    correct,
+    covered,
+    facts,
+    judged_by,
+    people_of,
+    scored,
+    with_function,
 )
+from benchmarks.audit_runs import essays, teams, world
 from benchmarks.ruler import Erring
 from benchmarks.ruler import group as judged_group
-
-PLACES = [
-    "Accra", "Ankara", "Athens", "Bergen", "Bogota", "Bremen", "Cairo", "Cork", "Dakar", "Delhi",
-    "Dresden", "Dublin", "Fez", "Geneva", "Ghent", "Graz", "Hanoi", "Havana", "Izmir", "Jena", "Kobe",
-    "Krakow", "Lagos", "Leeds", "Lima", "Lisbon", "Lyon", "Madrid", "Malmo", "Milan", "Minsk", "Nantes",
-    "Naples", "Osaka", "Oslo", "Paris", "Porto", "Prague", "Quito", "Riga", "Rome", "Seoul", "Siena",
-    "Sofia", "Split", "Tallinn", "Tirana", "Trieste", "Tunis", "Turin", "Utrecht", "Varna", "Vienna",
-    "Vilnius", "Warsaw", "Zagreb",
-]  # fmt: skip
-FACTS = [
-    "harbour", "cathedral", "tramway", "university", "fortress", "aqueduct", "observatory", "lighthouse",
-    "theatre", "monastery", "shipyard", "vineyard", "canal", "stadium", "glassworks", "market",
-]  # fmt: skip
-FILL = (
-    "I looked at the map once more.",
-    "Several guides describe the place.",
-    "The weather there is mild for most of the year.",
-    "It has been written about at length.",
-    "Travellers remember it well.",
-    "There is more to say on this.",
-    "The records go back a long way.",
-    "Trains run there every hour or so.",
-)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A reward to audit.
-
-    Attributes:
-        groups: scored runs.
-        options: what `audit` is given beside them.
-    """
-
-    groups: list[TrajectoryGroup]
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-
-
-Make = Callable[[int, int, int], Case]
-"""``(seed, groups, members)``."""
-
-
-def step(
-    run: str, number: int, said: str, *, node: str | None = None, prompt: str = "", **changes: Any
-) -> Step:
-    """A call of the policy."""
-    words = len(said.split()) + 1
-    values: dict[str, Any] = {
-        "id": f"{run}-{number}",
-        "rollout_id": run,
-        "messages": ({"role": "user", "content": prompt or "Which town is meant?"},),
-        "model": "agent@1",
-        "started_at": float(number),
-        "duration": 0.5,
-        "response": {"role": "assistant", "content": said},
-        "finish_reason": "stop",
-        "tokens": StepTokens((1, 2, 3), tuple(range(words)), (-0.5,) * words),
-        "policy": PolicyVersion("agent", 1),
-        "identity": StepIdentity(node=node, namespace=f"{node}:1" if node else ""),
-    }
-    return Step(**(values | changes))
-
-
-def world(
-    seed: int, groups: int, members: int, *, prompt: str = "Which town is meant by riddle {number}?"
-) -> list[TrajectoryGroup]:
-    """Unscored runs that guess towns: some right, some in good form, some long, some of many steps."""
-    rng = random.Random(f"world {seed}")
-    made: list[TrajectoryGroup] = []
-    for number in range(groups):
-        right = rng.choice(PLACES)
-        scenario = Scenario(f"s{number}", {"question": f"riddle {number}"}, {"answer": right})
-        able = rng.uniform(0.2, 0.8)
-        runs: list[Trajectory] = []
-        for member in range(members):
-            name = f"t{number}-{member}"
-            good = rng.random() < able
-            guess = right if good else rng.choice([p for p in PLACES if p != right])
-            form = rng.choice(["Answer: {}.", "Answer: {}.", "Answer: {}", "It is {}.", "{}"])
-            # Right runs think a little longer, as they do.
-            thoughts = rng.randrange(1, 4) + (rng.random() < 0.4 if good else 0)
-            text = prompt.format(number=number, answer=right)
-            steps = [
-                step(name, i, " ".join(rng.sample(FILL, rng.randrange(1, 4))), prompt=text)
-                for i in range(thoughts)
-            ]
-            steps.append(step(name, thoughts, form.format(guess), prompt=text))
-            runs.append(
-                Trajectory(
-                    id=name,
-                    scenario=scenario,
-                    steps=tuple(steps),
-                    group_id=f"g{number}",
-                    status=RolloutStatus.FINISHED,
-                    metrics={"won": float(good)},
-                    duration=float(thoughts),
-                )
-            )
-        made.append(TrajectoryGroup(scenario, tuple(runs), f"g{number}"))
-    return made
-
-
-def essays(seed: int, groups: int, members: int) -> list[TrajectoryGroup]:
-    """Unscored runs that describe a town: by facts that were asked for, and by words around them."""
-    rng = random.Random(f"essays {seed}")
-    made: list[TrajectoryGroup] = []
-    for number in range(groups):
-        wanted = rng.sample(FACTS, 8)
-        scenario = Scenario(f"e{number}", {"town": rng.choice(PLACES)}, {"facts": wanted})
-        runs: list[Trajectory] = []
-        for member in range(members):
-            name = f"e{number}-{member}"
-            told = rng.sample(wanted, rng.randrange(1, 8))
-            parts = [f"There is a {fact}." for fact in told] + rng.choices(FILL, k=rng.randrange(0, 9))
-            rng.shuffle(parts)
-            text = " ".join(parts)
-            run = Trajectory(
-                id=name,
-                scenario=scenario,
-                steps=(step(name, 0, text, prompt="Describe the town."),),
-                group_id=f"h{number}",
-                status=RolloutStatus.FINISHED,
-            )
-            runs.append(run)
-        made.append(TrajectoryGroup(scenario, tuple(runs), f"h{number}"))
-    return made
-
-
-def teams(seed: int, groups: int, members: int) -> list[TrajectoryGroup]:
-    """Unscored runs of two nodes: a planner that names facts, and a writer that writes with them."""
-    made: list[TrajectoryGroup] = []
-    rng = random.Random(f"teams {seed}")
-    for group in essays(seed, groups, members):
-        runs: list[Trajectory] = []
-        for t in group:
-            wanted = t.scenario.metadata["facts"]
-            plan = "Plan: " + ", ".join(rng.sample(wanted, rng.randrange(1, 8)))
-            written = answer(t)
-            steps = (
-                step(t.id, 0, plan, node="planner", prompt="Plan."),
-                step(t.id, 1, written, node="writer", prompt=f"Write. {plan}"),
-            )
-            runs.append(replace(t, steps=steps))
-        made.append(group.with_trajectories(runs))
-    return made
-
-
-# -- rewards -----------------------------------------------------------------------------------------------
-
-
-@component
-def correct(trajectory: Trajectory) -> float:
-    """Whether the guess is right."""
-    text = answer(trajectory)
-    found = re.search(r"(?:answer:|it is)\s+(\w+)\.?\s*$", text, re.IGNORECASE)
-    guess = found.group(1) if found else text
-    return float(plain(guess) == plain(trajectory.scenario.metadata["answer"]))
-
-
-@component
-def facts(trajectory: Trajectory) -> float:
-    """The share of the wanted facts that are told."""
-    return covered(answer(trajectory), trajectory)
-
-
-def covered(text: str, trajectory: Trajectory) -> float:
-    """The share of the wanted facts in a text."""
-    wanted = trajectory.scenario.metadata["facts"]
-    return sum(fact in text for fact in wanted) / len(wanted)
-
-
-def scored(reward: RewardFunction, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
-    """The groups, each member scored (or failed) by the function."""
-    runs = score_trajectories(reward, [t for group in groups for t in group])
-    by_id = {t.id: t for t in runs}
-    return [group.with_trajectories([by_id[t.id] for t in group]) for group in groups]
-
-
-def with_function(reward: RewardFunction, groups: Sequence[TrajectoryGroup], **options: Any) -> Case:
-    """A case in which the audit has the function, too."""
-    return Case(scored(reward, groups), {"reward": reward, **options})
-
-
-def people_of(groups: Sequence[TrajectoryGroup], truth: Callable[[Trajectory], float], seed: int) -> Labels:
-    """What people who err now and then would say of a third of the runs."""
-    rng = random.Random(f"people {seed}")
-    runs = [t for group in groups for t in group if rng.random() < 0.33]
-    return Labels({t.id: min(max(truth(t) + rng.gauss(0, 0.15), 0.0), 1.0) for t in runs})
-
 
 # -- twelve faults -----------------------------------------------------------------------------------------
 
@@ -328,13 +136,13 @@ def place_biased(seed: int, groups: int, members: int) -> Case:
 
 def place_biased_judge(seed: int, groups: int, members: int) -> Case:
     """A judge of RULER that likes the first place, asked again."""
-    return _judged(seed, groups, members, Erring(noise=0.05, bias=0.4))
+    return judged_by(seed, groups, members, Erring(noise=0.05, bias=0.4))
 
 
 def stale_verdicts(seed: int, groups: int, members: int) -> Case:
     """A cache keyed by the scenario: the second round has the first one's verdicts."""
     half = max(groups // 2, 2)
-    first = _judged(seed, half, members, Erring(noise=0.05)).groups
+    first = judged_by(seed, half, members, Erring(noise=0.05)).groups
     again = [judged_group(n, random.Random(f"{seed} again {n}"), members)[0] for n in range(half)]
     kept = [
         replace(
@@ -353,7 +161,7 @@ def stale_verdicts(seed: int, groups: int, members: int) -> Case:
 
 def stale_judge(seed: int, groups: int, members: int) -> Case:
     """Scores of other runs, and a judge that is asked again."""
-    case = _judged(seed, groups, members, Erring(noise=0.05))
+    case = judged_by(seed, groups, members, Erring(noise=0.05))
     rng = random.Random(f"stale {seed}")
     moved: list[TrajectoryGroup] = []
     for group in case.groups:
@@ -472,7 +280,7 @@ def coverage(seed: int, groups: int, members: int) -> Case:
 
 def judged(seed: int, groups: int, members: int) -> Case:
     """RULER with a judge that errs a little."""
-    return _judged(seed, groups, members, Erring(noise=0.05))
+    return judged_by(seed, groups, members, Erring(noise=0.05))
 
 
 def node_by_node(seed: int, groups: int, members: int) -> Case:
@@ -485,15 +293,6 @@ def node_by_node(seed: int, groups: int, members: int) -> Case:
         for group in teams(seed, groups, members)
     ]
     return with_function(Outcome("won") + 0.5 * PerNode(facts), made)
-
-
-def _judged(seed: int, groups: int, members: int, judge: Erring) -> Case:
-    rng = random.Random(f"judged {seed}")
-    made = [judged_group(number, rng, members)[0] for number in range(groups)]
-    ruler = Ruler(judge)
-    judgements = ruler.score_groups(made)
-    done = [judgement.apply(group) for judgement, group in zip(judgements, made, strict=True)]
-    return Case(done, {"ruler": Ruler(judge)})
 
 
 FAULTS: dict[str, tuple[tuple[str, Make, frozenset[str]], ...]] = {

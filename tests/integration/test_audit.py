@@ -15,7 +15,8 @@ from art_core.rewards.feedback import prefer, rate, thumb
 from art_core.rewards.labels import labels_of
 from art_core.store import Event, Store
 from art_langgraph import agather
-from benchmarks.audit_rewards import correct, scored, world
+from benchmarks.audit_cases import correct, scored
+from benchmarks.audit_runs import world
 from examples.email_research.agent import build_graph
 from examples.email_research.mailbox import prepared
 from examples.email_research.policies import Scripted, clueless, expert

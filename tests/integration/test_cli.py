@@ -23,7 +23,8 @@ from art_core.cli.shapes import MEMBERS, SHAPES
 from art_core.jsonl import import_trajectories
 from art_core.store import Store
 from art_core.types import Failure, RolloutStatus, Scenario
-from benchmarks.audit_rewards import scored, world
+from benchmarks.audit_cases import scored
+from benchmarks.audit_runs import world
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 

@@ -16,19 +16,9 @@ from art_core.rewards.audit.auditing import CHECKS, QUESTIONS
 from art_core.rewards.audit.degenerate import LEAST
 from art_core.rewards.labels import Labels, Preference
 from art_core.types import Failure, RolloutStatus, Trajectory, TrajectoryGroup
-from benchmarks.audit_rewards import (
-    FAULTS,
-    SOUND,
-    Make,
-    correct,
-    covered,
-    essays,
-    scored,
-    step,
-    teams,
-    with_function,
-    world,
-)
+from benchmarks.audit_cases import Make, correct, covered, scored, with_function
+from benchmarks.audit_rewards import FAULTS, SOUND
+from benchmarks.audit_runs import essays, step, teams, world
 
 GROUPS, MEMBERS = 24, 8
 CASES = [(fault, by, make, names) for fault, cases in FAULTS.items() for by, make, names in cases]
