@@ -1,6 +1,6 @@
 """Faulty and sound rewards for the audit, over made-up runs (`audit_runs`).
 
-Invariant: a case (`audit_cases`) is a real reward function or judge at work; only its runs' words are made up.
+Invariant: a case (`audit_cases`) is a real reward function or judge at work; only its runs are made up.
 """
 
 import math
