@@ -4,7 +4,9 @@ Invariant: plain data. Words that a question may ask for (names of people, firms
 so that they appear in a mail only where they were put.
 """
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,152 +42,14 @@ def _lines(text: str) -> tuple[str, ...]:
     return tuple(line.strip() for line in text.strip().splitlines())
 
 
-FIRMS = (
-    Firm(
-        inbox="harbour",
-        name="Norrvik Shipyard",
-        domain="norrvik.example",
-        adjectives=_words(
-            "Copper Silver Northern Amber Quiet Iron Crimson Hollow Distant Velvet Salted Early"
-        ),
-        nouns=_words("Heron Lantern Anchor Tern Compass Petrel Rudder Beacon Otter Keel Cormorant Mast"),
-        items=_lines("""
-            rudder bearings
-            deck winches
-            bilge pumps
-            hatch covers
-            propeller shafts
-            bridge windows
-            anchor chains
-            ballast valves
-            engine mounts
-            lifeboat davits
-            cabin doors
-            navigation lights
-        """),
-        rooms=_lines("""
-            the mould loft
-            the canteen annex
-            meeting room Pier 4
-            the paint hall office
-            the slipway hut
-            the old rigging store
-            the drawing office
-            the gatehouse
-            meeting room Starboard
-            the crane operators' lounge
-        """),
-        chatter=_lines("""
-            The crane on slip two is down again and the electricians want the morning to look at it.
-            Hull survey went well, only two plates in the bow need a second weld.
-            Low water was later than the tables said, so the tug had to wait.
-            Somebody left the plasma cutter running over lunch; please check before you go.
-            The class surveyor wants to see the weld logs, nothing unusual.
-            We are short of primer until the truck comes, so frames go up unpainted for now.
-            The apprentices did a fine job on the handrails.
-            Wind is forecast to rise towards the weekend, so tie down the staging.
-            The dry dock gate seal was replaced and holds.
-            I have put the sea trial checklist on the shared drive.
-        """),
-    ),
-    Firm(
-        inbox="museum",
-        name="Brede Museum of Craft",
-        domain="bredemuseum.example",
-        adjectives=_words(
-            "Gilded Paper Woven Blue Forgotten Glass Painted Winter Broken Marble Travelling Open"
-        ),
-        nouns=_words("Loom Archive Orchard Mirror Thread Garden Kiln Atlas Theatre Alphabet Quilt Workshop"),
-        items=_lines("""
-            display cases
-            humidity sensors
-            gallery benches
-            audio guides
-            picture frames
-            ceiling spotlights
-            transport crates
-            wall panels
-            mannequin stands
-            security tags
-            textile rollers
-            storage cabinets
-        """),
-        rooms=_lines("""
-            the lower gallery
-            the conservation studio
-            the reading room
-            the east tower
-            the volunteers' kitchen
-            the print room
-            the lecture theatre
-            the sculpture yard
-            the registrar's office
-            the glass corridor
-        """),
-        chatter=_lines("""
-            The school groups were lively today and nothing was broken.
-            Conservation found moth traps empty in all stores, which is a relief.
-            The loan agreement still waits for a signature on the lender's side.
-            The label texts came back from the editor with few changes.
-            We had more visitors on the free evening than in all of the week before.
-            The lift to the upper stores is slow, please use the stairs with small objects.
-            The photographer needs the large tapestry unrolled, so bring gloves.
-            The catalogue proofs look lovely, apart from a greenish cast on two plates.
-            Humidity in the vault has been steady.
-            The cloakroom lockers need new keys before the holidays.
-        """),
-    ),
-    Firm(
-        inbox="clinic",
-        name="Sandhill Regional Clinic",
-        domain="sandhillclinic.example",
-        adjectives=_words(
-            "Bright Gentle Second Rapid Evergreen Steady Golden Morning Clear Sheltered Brave Linden"
-        ),
-        nouns=_words(
-            "Harvest Bridge River Meadow Signal Harbourlight Summit Willow Circle Falcon Journey Window"
-        ),
-        items=_lines("""
-            infusion pumps
-            patient monitors
-            examination couches
-            sterile trolleys
-            ultrasound probes
-            wheelchair ramps
-            ward tablets
-            oxygen regulators
-            blanket warmers
-            bedside lamps
-            hand dryers
-            medicine fridges
-        """),
-        rooms=_lines("""
-            seminar room Birch
-            the night staff room
-            the old chapel
-            the pharmacy meeting room
-            the rooftop pavilion
-            ward three's day room
-            the radiology library
-            the helipad briefing room
-            the rehabilitation gym
-            the porters' lodge
-        """),
-        chatter=_lines("""
-            The night shift was calm and handover took ten minutes.
-            The laundry sent the wrong sizes again, so please check before you sign.
-            Infection control walked the wards and had only small remarks.
-            The new rota goes up as soon as the last swap is confirmed.
-            Parking behind the emergency entrance stays closed until the asphalt has set.
-            The simulation dummy has been repaired and blinks again.
-            Please clear the corridor on ward five, the beds are in the way of the cleaners.
-            The pharmacy asks everybody to return empty boxes.
-            The patients' choir sang in the lobby and people loved it.
-            Fire doors were tested and all closed as they should.
-        """),
-    ),
-)
+def _firms(path: Path) -> tuple[Firm, ...]:
+    return tuple(
+        Firm(**{name: value if isinstance(value, str) else tuple(value) for name, value in firm.items()})
+        for firm in tomllib.loads(path.read_text(encoding="utf-8"))["firms"]
+    )
 
+
+FIRMS = _firms(Path(__file__).with_name("firms.toml"))
 
 FIRST_NAMES = _words("""
     Aaliyah Adrian Agnes Ahmed Aiko Alasdair Alma Amara Anders Anjali Antonio Astrid Beatriz Bogdan
