@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from art_core.backends.local import LocalBackend
 from art_core.config import GuardrailConfig, LossName, ParallelConfig, Strategy, TrainConfig
-from art_core.errors import ConfigError, NothingToTrainError, TrainerProcessError
+from art_core.errors import ConfigError, NothingToTrainError, TrainerProcessError, TrainingStoppedError
 from art_core.inference.process_guard import signal_group
 from art_core.model import TrainableModel
 from art_core.training import checkpoints, rank_process
@@ -197,6 +197,19 @@ def test_an_error_that_all_processes_make_is_raised_as_it_is_and_they_go_on(rank
     with pytest.raises(NothingToTrainError, match="no trajectories were given"):
         together.train([])
     assert together.train(groups(0)).updated
+
+
+def test_what_guardrails_are_told_reaches_all_processes(ranks: Ranks):
+    together = ranks.fresh()
+    together.train(groups(5))
+    assert together.state_dict()["guardrails"]["best_reward"] is not None
+    together.forget_rewards()
+    assert together.state_dict()["guardrails"]["best_reward"] is None
+    assert together.stop("somebody said so").kind == "training_stopped"
+    with pytest.raises(TrainingStoppedError, match="somebody said so"):
+        together.train(groups(5))
+    together.resume()
+    assert together.train(groups(5)).updated
 
 
 def test_when_one_process_runs_out_of_memory_all_lower_the_budget_or_all_end(ranks: Ranks, tmp_path: Path):
