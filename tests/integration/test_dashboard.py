@@ -424,6 +424,16 @@ def test_weights_of_the_rewards_components_are_knobs_where_they_can_be_turned(
     assert run.read()[0].after is None
 
 
+def test_a_run_that_goes_on_from_another_has_fields_for_what_that_one_was_scored_with(
+    empty: Store, control: Control
+) -> None:
+    scored = a_trajectory("t", reward=-0.5, components={"steps": 5.0}, metrics={"weight/steps": -0.1})
+    empty.save_trajectory(scored, run_id=control.run)
+    after = empty.begin_run("agent", {"checkpoints": str(control.directory)}, continues=control.run)
+    fields = page(control.client, f"/runs/{after}").all("input")
+    assert [a["placeholder"] for a in fields if a.get("name") == "reward_weights/steps"] == ["-0.1"]
+
+
 def test_a_weight_that_was_turned_is_shown_with_what_it_was_scored_with(empty: Store) -> None:
     run = empty.begin_run("agent", {"checkpoints": "/not/on/this/machine"})
     scored = a_trajectory("t", reward=-0.5, components={"steps": 5.0}, metrics={"weight/steps": -0.1})

@@ -137,24 +137,29 @@ def scored_weights(connection: Connection, line: Sequence[str]) -> dict[str, flo
         line: a run and those that it continues.
     """
     of = trajectories.c
-    newest = (
-        select(of.reward, of.components, of.metrics, of.step_rewards, of.node_rewards)
-        .where(of.run_id.in_(line), of.reward.is_not(None))
-        .order_by(of.seq.desc())
-        .limit(_LOOKED_AT)
-    )
     found: dict[str, float] = {}
-    for row in connection.execute(newest):
-        scored = Trajectory(
-            id="",
-            scenario=Scenario(""),
-            reward=row.reward,
-            components=json.loads(row.components),
-            metrics=json.loads(row.metrics),
-            step_rewards=json.loads(row.step_rewards),
-            node_rewards=json.loads(row.node_rewards),
+    left = _LOOKED_AT
+    for run_id in reversed(line):  # one by one: the newest of several runs would have to be sorted out
+        newest = (
+            select(of.reward, of.components, of.metrics, of.step_rewards, of.node_rewards)
+            .where(of.run_id == run_id, of.reward.is_not(None))
+            .order_by(of.seq.desc())
+            .limit(left)
         )
-        found = {**weights_to_turn(scored), **found}
+        for row in connection.execute(newest):
+            left -= 1
+            scored = Trajectory(
+                id="",
+                scenario=Scenario(""),
+                reward=row.reward,
+                components=json.loads(row.components),
+                metrics=json.loads(row.metrics),
+                step_rewards=json.loads(row.step_rewards),
+                node_rewards=json.loads(row.node_rewards),
+            )
+            found = {**weights_to_turn(scored), **found}
+        if not left:
+            break
     return dict(sorted(found.items())[:MOST_WEIGHTS])
 
 
