@@ -97,6 +97,11 @@ def availability_of(server: Any) -> Availability:
     return server.availability if isinstance(server, Restartable) else ALWAYS
 
 
+async def aup(server: Availability) -> int:
+    """Like `Availability.aready`, for who acts on a server and not through it: holds are not waited for."""
+    return await (server.aup() if isinstance(server, ServerLives) else server.aready())
+
+
 class ServerLives:
     """The lives of one server, one after the other. Thread-safe.
 

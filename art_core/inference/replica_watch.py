@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from art_core.errors import EngineError
-from art_core.inference.availability import ALWAYS, Availability, HeldTooLongError, availability_of
+from art_core.inference.availability import ALWAYS, Availability, HeldTooLongError, aup, availability_of
 from art_core.inference.engine import Engine, EngineEvent, EventListener
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.types import PolicyVersion
@@ -78,11 +78,29 @@ class Member:
             if had:
                 await self.engine.retire(version)
 
+    @property
+    def held(self) -> bool:
+        """Whether it was told to hold requests, and not yet to take them again: it may be asleep."""
+        return self._paused
+
+    def serves_all(self, desired: Mapping[PolicyVersion, Path | None]) -> bool:
+        """Whether it has, or gets back by itself, what it is to serve."""
+        return desired.keys() <= self._served()
+
     async def hold(self, paused: bool) -> None:
-        """Hold requests, or take them again."""
-        if self._paused != paused:
-            self._paused = paused
+        """Hold requests, or take them again.
+
+        Raises:
+            EngineError: it does not.
+        """
+        if self._paused == paused:
+            return
+        self._paused = paused
+        try:
             await (self.engine.pause() if paused else self.engine.resume())
+        except BaseException:
+            self._paused = True  # it does not take any: to be told again
+            raise
 
     def _served(self) -> set[PolicyVersion]:
         """What it was published and has, or gets back by itself before it is asked again."""
@@ -172,14 +190,22 @@ class Watch:
         await asyncio.sleep(CHECK_SECONDS / 4)
 
     async def _look(self, member: Member, suspected: bool) -> None:
-        if suspected:  # its engine's own watchdog looks first, and restarts it
+        if member.held and member.state is ReplicaState.DOWN and not self._paused():
+            await self._resume(member)
+        # Nobody restarts one that sleeps, before it is woken: that is not waited for.
+        if suspected and not member.held:  # its engine's own watchdog looks first, and restarts it
             reason = member.replica.detail
             if await self._while_it_may_return(member, lambda: member.availability.alost(member.life)):
                 self.out(member, reason)
         health = await member.engine.health()
         if not health.ok:
             await self._again(member, health.detail)
-            await self._while_it_may_return(member, member.availability.aready)
+            if not member.held:
+                await self._while_it_may_return(member, member.availability.aready)
+            return
+        if member.held:
+            if member.state is ReplicaState.DOWN and member.serves_all(self._desired):
+                self._back(member)  # whoever asks it waits there
             return
         member.life = await member.availability.aready()
         if member.state is not ReplicaState.DOWN:
@@ -187,6 +213,14 @@ class Watch:
         await member.bring_up_to_date(self._desired)
         await member.hold(self._paused())  # it may have missed a pause, or the end of one
         self._back(member)
+
+    async def _resume(self, member: Member) -> None:
+        """Have one take requests again that was down when the others were told to."""
+        try:
+            await member.hold(False)
+        except EngineError:
+            await self._while_it_may_return(member, lambda: aup(member.availability))
+            raise
 
     async def _while_it_may_return(
         self, member: Member, wait: Callable[[], Coroutine[None, None, int | bool]]

@@ -69,6 +69,7 @@ class ReplicaSet:
         self._members: list[Member] = []
         self._desired: dict[PolicyVersion, Path | None] = {}
         self._paused = False
+        self._publishing = False
         self._gateway: Gateway | None = None
         self._watch: Watch | None = None
         self._thread: LoopThread | None = None
@@ -172,7 +173,8 @@ class ReplicaSet:
             self._members,
             router,
             desired=self._desired,
-            paused=lambda: self._paused,
+            # Who publishes is done with the GPU: what died in its sleep may wake.
+            paused=lambda: self._paused and not self._publishing,
             tell=self._tell,
         )
 
@@ -193,12 +195,15 @@ class ReplicaSet:
         if self._replaces:
             self._desired.clear()
         self._desired[version] = adapter_dir
+        self._publishing = True
         try:
             await self._some_up()
             problems = await self._each(lambda member: member.bring_up_to_date(self._desired))
         except BaseException:
             await self._withdraw(version, before)
             raise
+        finally:
+            self._publishing = False
         took = [m for m in self._members if m.replica.versions and version in m.replica.versions]
         if not took:
             await self._withdraw(version, before)

@@ -6,6 +6,8 @@ as it wakes, by adapters that sleep has damaged.
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,7 +33,7 @@ from art_langgraph import ChatART, capture
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="process groups are POSIX")
 
-V0, V1 = (PolicyVersion("agent", n) for n in range(2))
+V0, V1, V2 = (PolicyVersion("agent", n) for n in range(3))
 
 
 class Asleep:
@@ -72,10 +74,10 @@ class NearEndpoint(StaticEndpoint):
         self.availability = engine.availability
 
 
-async def asked(base_url: str, text: str) -> tuple[str | None, str]:
+async def asked(base_url: str, text: str, version: PolicyVersion = V1) -> tuple[str | None, str]:
     async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
         answer = await client.chat.completions.create(
-            model=V1.name, messages=[{"role": "user", "content": text}]
+            model=version.name, messages=[{"role": "user", "content": text}]
         )
     return answer.choices[0].finish_reason, str(answer.choices[0].message.content)
 
@@ -207,6 +209,85 @@ async def test_who_waits_for_too_long_is_told_the_way_out_and_the_replicas_stay_
         for way in it.ways.values():
             assert (await way("again"))[0] == "stop"
         assert it.events == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_server_that_dies_in_its_sleep_loses_nothing_that_waits(
+    replicas: Callable[..., Any], count: int
+) -> None:
+    async with replicas(count) as it:
+        dying = it.engines[0]
+        near = NearEndpoint(dying)
+
+        async def by_chat_art(text: str) -> tuple[str | None, str]:
+            with capture() as rollout:
+                await ChatART(near, max_retries=0).ainvoke(text)
+            (step,) = rollout.steps
+            return step.finish_reason, step.message()
+
+        await it.replicas.pause()
+        before = await it.arrived()
+        waiting = [
+            asyncio.create_task(it.ways[way](f"question {n}"))
+            for n in range(4)
+            for way in ("gateway", "stream")
+        ]
+        await it.until_arrived(before + len(waiting))
+        near_ones = [asyncio.create_task(by_chat_art(f"near {n}")) for n in range(2)]
+        assert dying.pid is not None
+        os.kill(dying.pid, signal.SIGKILL)
+        while (await dying.health()).ok:
+            await asyncio.sleep(0.01)
+        assert not any(task.done() for task in (*waiting, *near_ones))
+        await it.replicas.resume()
+        answers = await asyncio.gather(*waiting, *near_ones)
+        assert {finish for finish, _ in answers} == {"stop"}
+        assert HALF_WOKEN not in {said for _, said in answers}
+        assert "engine_restarted" in {event.kind for event in it.events}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_a_server_that_died_in_its_sleep_is_there_for_what_is_published_next(
+    replicas: Callable[..., Any], tmp_path: Path, count: int
+) -> None:
+    async with replicas(count) as it:
+        await it.replicas.pause()
+        pid = it.engines[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        while not any(event.kind == "replica_out" for event in it.events):
+            await asyncio.sleep(0.01)
+        directory = tmp_path / "a2"
+        directory.mkdir()
+        (directory / "adapter_config.json").write_text(json.dumps({"r": 8, "number": 2}))
+        await it.replicas.publish(V2, directory)
+        await it.replicas.resume()
+        while not any(event.kind == "replica_back" for event in it.events):
+            await asyncio.sleep(0.01)
+        for engine in it.engines:
+            assert V2 in engine.versions()
+            assert (await asked(engine.base_url, "hi", V2))[0] == "stop"
+
+
+async def test_a_replica_that_was_only_thought_dead_in_its_sleep_holds_calls_and_wakes(
+    replicas: Callable[..., Any],
+) -> None:
+    async with replicas(1) as it:
+        await it.replicas.pause()
+
+        async def suspect() -> None:
+            it.replicas._watching.out(it.replicas._members[0], "a connection broke")
+
+        await it.replicas._there(suspect)
+        before = await it.arrived()
+        waiting = asyncio.create_task(it.ways["gateway"]("hi"))
+        await it.until_arrived(before + 1)  # at the door of the one that is back
+        assert not waiting.done()
+        await it.replicas.resume()
+        finish, said = await waiting
+        assert finish == "stop"
+        assert said != HALF_WOKEN
+        assert [event.kind for event in it.events] == ["replica_out", "replica_back"]
 
 
 async def test_replicas_that_cannot_sleep_let_requests_in_again(
