@@ -10,7 +10,6 @@ large the model is. PEFT's own merge needs the whole model, loaded, and a second
 
 import json
 import math
-import os
 import re
 import shutil
 import tempfile
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from art_core.durable import sync
 from art_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def merge(base_dir: Path, adapter_dir: Path, into: Path) -> Path:
                 f"such as {next(iter(left))}; publish='merged' cannot serve this model, publish='adapter' may"
             )
         work.rename(into)
-        _sync(into.parent)
+        sync(into.parent)
     return into
 
 
@@ -163,7 +163,7 @@ def _merge_shard(source: Path, target: Path, left: dict[str, Update]) -> None:
                 tensor = update.added_to(tensor)
             tensors[name] = tensor
     save_file(tensors, target, metadata=metadata)
-    _sync(target)
+    sync(target)
 
 
 def _check_shape(name: str, update: Update, weight: "Tensor") -> None:
@@ -181,11 +181,3 @@ def _copy_the_rest(source: Path, target: Path) -> None:
         weights = path.match(_WEIGHTS) or path.suffix in _OTHER_WEIGHTS
         if path.is_file() and not weights:
             shutil.copyfile(path, target / path.name)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

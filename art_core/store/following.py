@@ -5,13 +5,11 @@ looked: rows are told by their order of arrival, and a training step's numbers t
 again.
 """
 
-import json
-import math
 from dataclasses import dataclass
 
 from sqlalchemy import select
 
-from art_core.store.reading import read_runs
+from art_core.store.reading import event_of, metric_of, read_runs
 from art_core.store.records import Event, Metric, Run
 from art_core.store.schema import events, metrics, runs
 from art_core.store.store import Store
@@ -57,20 +55,8 @@ def news(store: Store, run_id: str, since: Place = Place()) -> News:
         told = connection.execute(happened.order_by(events.c.seq)).all()
     return News(
         run=run,
-        metrics=tuple(
-            Metric(r.run_id, r.step, r.name, math.nan if r.value is None else r.value, r.created_at)
-            for r in counted
-        ),
-        events=tuple(
-            Event(
-                run_id=r.run_id,
-                kind=r.kind,
-                message=r.message,
-                data=json.loads(r.data),
-                created_at=r.created_at,
-            )
-            for r in told
-        ),
+        metrics=tuple(metric_of(row) for row in counted),
+        events=tuple(event_of(row) for row in told),
         successor=successor,
         place=Place(
             max((r.seq for r in counted), default=since.metric),

@@ -168,17 +168,13 @@ def read_metrics(connection: Connection, run_id: str, name: str | None, after: i
         query = query.where(metrics.c.seq > after)
     if name is not None:
         query = query.where(metrics.c.name == name)
-    return [
-        Metric(
-            row.run_id,
-            row.step,
-            row.name,
-            math.nan if row.value is None else row.value,
-            row.created_at,
-            row.seq,
-        )
-        for row in connection.execute(query)
-    ]
+    return [metric_of(row) for row in connection.execute(query)]
+
+
+def metric_of(row: Any) -> Metric:
+    """A row of ``metrics``."""
+    value = math.nan if row.value is None else row.value
+    return Metric(row.run_id, row.step, row.name, value, row.created_at, row.seq)
 
 
 def read_versions(connection: Connection, model: str) -> list[AdapterVersion]:
@@ -203,13 +199,15 @@ def read_events(connection: Connection, run_id: str | None, kind: str | None) ->
         query = query.where(events.c.run_id == run_id)
     if kind is not None:
         query = query.where(events.c.kind == kind)
-    return [
-        Event(
-            run_id=row.run_id,
-            kind=row.kind,
-            message=row.message,
-            data=json.loads(row.data),
-            created_at=row.created_at,
-        )
-        for row in connection.execute(query)
-    ]
+    return [event_of(row) for row in connection.execute(query)]
+
+
+def event_of(row: Any) -> Event:
+    """A row of ``events``."""
+    return Event(
+        run_id=row.run_id,
+        kind=row.kind,
+        message=row.message,
+        data=json.loads(row.data),
+        created_at=row.created_at,
+    )

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from art_core.config import LoRAConfig, RetentionConfig
+from art_core.durable import sync
 from art_core.errors import CheckpointError
 
 FORMAT = 2
@@ -133,7 +134,7 @@ def save(
         scratch = Path(tempfile.mkdtemp(prefix=f"{_WRITING}{os.getpid()}-", dir=root))
         _write(scratch, trainer, version, json.loads(kept))
         scratch.rename(target)
-        _sync(root)
+        sync(root)
     except OSError as refused:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -244,9 +245,9 @@ def fork(directory: Path, root: Path) -> Path:
         scratch = Path(tempfile.mkdtemp(prefix=f"{_WRITING}{os.getpid()}-", dir=root))
         shutil.copytree(directory, scratch, dirs_exist_ok=True)
         for path in scratch.rglob("*"):
-            _sync(path)
+            sync(path)
         scratch.rename(target)
-        _sync(root)
+        sync(root)
     except OSError as refused:
         raise CheckpointError(f"cannot copy {directory} to {target}: {refused}") from refused
     return target
@@ -274,8 +275,8 @@ def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, 
     manifest["sha256"] = _digest(manifest)
     (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
     for path in scratch.rglob("*"):
-        _sync(path)
-    _sync(scratch)
+        sync(path)
+    sync(scratch)
 
 
 def verify(directory: Path) -> dict[str, Any]:
@@ -368,14 +369,6 @@ def _restore_generators(states: Mapping[str, Any]) -> None:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _remove_leftovers(root: Path) -> None:

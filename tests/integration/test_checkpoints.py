@@ -109,7 +109,7 @@ def test_killed_while_writing_the_earlier_checkpoint_is_the_latest_and_the_next_
         def die(path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr(checkpoints, "_sync", die)
+        monkeypatch.setattr(checkpoints, "sync", die)
         try:
             checkpoints.save(tmp_path, trainer, version=2)
         finally:

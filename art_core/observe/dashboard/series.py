@@ -10,7 +10,6 @@ deleted and written anew, possibly under the same numbers; so a position also sa
 written, and if that does not fit any more, the reader is told to begin again.
 """
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from sqlalchemy import Connection, func, or_, select
 
 from art_core.errors import ConfigError, UnknownRunError
 from art_core.store import Store
-from art_core.store.reading import read_runs
+from art_core.store.reading import event_of, metric_of, read_runs
 from art_core.store.records import Event, Metric, Run
 from art_core.store.schema import events, metrics, runs, trajectories
 
@@ -261,7 +260,7 @@ def changes_since(store: Store, run_id: str, position: Position) -> Changes:
         rows[-1].created_at if rows else position.written_at,
         said[-1].seq if said else position.event,
     )
-    return Changes(reached, [_metric(row) for row in rows], [_event(row) for row in said], run, count)
+    return Changes(reached, [metric_of(row) for row in rows], [event_of(row) for row in said], run, count)
 
 
 def _holds(connection: Connection, run_id: str, position: Position) -> bool:
@@ -272,19 +271,3 @@ def _holds(connection: Connection, run_id: str, position: Position) -> bool:
         select(of.created_at).where(of.seq == position.metric, of.run_id == run_id)
     )
     return written_at == position.written_at
-
-
-def _metric(row: Any) -> Metric:
-    return Metric(
-        row.run_id, row.step, row.name, math.nan if row.value is None else row.value, row.created_at
-    )
-
-
-def _event(row: Any) -> Event:
-    return Event(
-        run_id=row.run_id,
-        kind=row.kind,
-        message=row.message,
-        data=json.loads(row.data),
-        created_at=row.created_at,
-    )

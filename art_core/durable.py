@@ -1,0 +1,20 @@
+"""What is written survives a power cut.
+
+Invariant: when `sync` returns, a file's bytes, or the names in a directory, are on the disk.
+"""
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a directory is on the disk.
+
+    Raises:
+        OSError: it is not there, or the disk failed.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
