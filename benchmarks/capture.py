@@ -21,12 +21,9 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -44,27 +41,12 @@ from art_core.store import Store
 from benchmarks import capture_agent
 from benchmarks.capture_crowd import Crowd, crowd
 from benchmarks.capture_ways import QUICK, Run, Sizes, compare, first_bytes, ways_in
+from benchmarks.children import child
 from benchmarks.environment import write_result
 
+HERE = Path(__file__)
+
 # -- processes -----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def process(*arguments: str) -> Generator[str]:
-    """This file in another process, with other arguments; yields the URL that it prints."""
-    child = subprocess.Popen(
-        [sys.executable, __file__, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        url = child.stdout.readline().strip()
-        if not url:
-            raise RuntimeError(f"{' '.join(arguments)}: ended at once with code {child.wait()}")
-        yield url
-    finally:
-        child.stdin.close()  # it ends when its input does
-        child.wait(30)
 
 
 def serve_model() -> None:
@@ -143,16 +125,16 @@ def show(console: Console, seconds: dict[int, dict[str, list[float]]], found: di
 def measure(sizes: Sizes, console: Console) -> tuple[dict[str, Any], dict[str, float]]:
     """Raw figures and ratios."""
     started, load = time.perf_counter(), os.getloadavg()[0]
-    with tempfile.TemporaryDirectory() as temporary, process("model") as server:
+    with tempfile.TemporaryDirectory() as temporary, child(HERE, "model") as server:
         directory = Path(temporary)
-        with process("gateway", server) as gateway, Store.open("ways", directory) as store:
+        with child(HERE, "gateway", server) as gateway, Store.open("ways", directory) as store:
             seconds = asyncio.run(compare_all(ways_in(server, gateway, store), sizes, console))
             console.print("first bytes")
             first = asyncio.run(first_bytes({"direct": server, "gateway": gateway}, sizes.first_bytes))
         crowds: list[Crowd] = []
         for workers in (1, 2):
             console.print(f"{sizes.crowd} rollouts at once, {workers} process(es)")
-            with process("crowd", server, str(sizes.crowd), str(workers), str(directory)) as result:
+            with child(HERE, "crowd", server, str(sizes.crowd), str(workers), str(directory)) as result:
                 crowds.append(Crowd(**json.loads(result)))
     found = ratios(seconds, first, crowds)
     show(console, seconds, found)

@@ -40,12 +40,12 @@ from rich.console import Console
 
 from art_core.config import EngineConfig
 from benchmarks import serving_acts, serving_table
+from benchmarks.children import child
 from benchmarks.environment import RESULTS, environment
 from benchmarks.serving_load import Job, Load
 from benchmarks.serving_profile import Profiling, busy, hottest
 from benchmarks.serving_server import (
     Server,
-    child,
     encoding,
     gateways,
     gpus,
@@ -180,7 +180,7 @@ def server_of(
 ) -> Iterator[Server]:
     """The server that was asked for."""
     if chosen.small:
-        with child("serve-fake") as url:
+        with child(Path(__file__), "serve-fake") as url:
             yield Server(url, {"base": "fake@0"})
     elif chosen.url:
         yield Server(chosen.url, dict(zip(("base", "adapter"), chosen.served, strict=False)))

@@ -20,8 +20,10 @@ from art_core.inference.vllm import VLLMEngine
 from art_core.inference.vllm_command import installed_vllm
 from art_core.inference.vllm_start import StartProgress
 from art_core.types import PolicyVersion
+from benchmarks.children import child
 
 NAME = "bench"
+SCRIPT = Path(__file__).with_name("serving.py")
 LORA = LoRAConfig(rank=16, alpha=32)
 
 
@@ -81,25 +83,6 @@ def own_vllm(
         runner.run(engine.close())
 
 
-@contextmanager
-def child(*arguments: str) -> Generator[str]:
-    """``serving.py`` in another process, with these arguments; yields the line that it prints."""
-    script = Path(__file__).with_name("serving.py")
-    process = subprocess.Popen(
-        [sys.executable, str(script), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline().strip()
-        if not line:
-            raise RuntimeError(f"{' '.join(arguments)}: ended at once with status {process.wait()}")
-        yield line
-    finally:
-        process.stdin.close()  # it ends when its input does
-        process.wait(30)
-
-
 def serve_fake() -> None:
     """A server without a model, until stdin ends."""
     sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))  # the fake server is a test's
@@ -125,7 +108,7 @@ def gateways(server: Server, connections: int) -> Generator[dict[str, str]]:
     """A gateway, in a process of its own, before each of a server's models: its URL, by target."""
     with ExitStack() as running:
         yield {
-            target: running.enter_context(child("serve-gateway", server.url, model, str(connections)))
+            target: running.enter_context(child(SCRIPT, "serve-gateway", server.url, model, str(connections)))
             for target, model in server.models.items()
         }
 
