@@ -27,7 +27,7 @@ from art_core.inference.engine import EngineEvent, EventListener
 from art_core.inference.gpu_share import free_cached_memory
 from art_core.inference.vllm_canary import Check
 from art_core.inference.vllm_compat import RESET_PREFIX_CACHE
-from art_core.inference.vllm_process import VLLMProcess
+from art_core.inference.vllm_process import ServerGoneError, VLLMProcess
 from art_core.inference.vllm_sleep import SleepCycle
 from art_core.inference.vllm_versions import VersionTable
 from art_core.types import PolicyVersion
@@ -111,9 +111,20 @@ class SharedGpu:
         if not self._cycle.asleep:
             return
         await asyncio.to_thread(free_cached_memory)
-        life = await do(self._cycle.wake)
-        await self._reload(do)
-        checks = await self._check(do)
+        life = self._lives.life
+        try:
+            life = await do(self._cycle.wake)
+            await self._reload(do)
+            checks = await self._check(do)
+        except ServerGoneError:
+            raise
+        except EngineError as refused:
+            # Whatever it is now, it is not what it was. A new life has what is served from its files.
+            message = f"vLLM did not wake up as it went to sleep and is restarted: {refused}"
+            logger.warning("%s", message)
+            tell(EngineEvent("wake_failed", message))
+            await self._restart(do, life)
+            return
         logger.info("canaries after sleeping: %s", ", ".join(map(str, checks)))
         changed = [check for check in checks if check.changed]
         if changed:
@@ -161,7 +172,7 @@ class SharedGpu:
             for version, adapter_dir in adapters.items():
                 await server.unload(version.name)
                 await server.load(version.name, adapter_dir)
-            # Whoever does not ask us before sending may have been answered: nothing of that may be reused.
+            # Older versions find cached prefixes by the adapter's name: none of before may be reused.
             await server.steer(RESET_PREFIX_CACHE, None, "forget its prefix cache")
 
         with self._versions.reloading():

@@ -32,7 +32,8 @@ class SleepingVLLM(FakeVLLM):
     Args:
         names: of the base model.
         fault: ``adapters``: they are lost by sleep; ``adapters-for-good``: even when loaded again;
-            ``base``: so is the base model; ``wake-dies``: it dies when it is woken;
+            ``base``: so is the base model; ``wake-dies``: it dies when it is woken; ``wake-refuses``: it
+            stays asleep;
             ``refuses``: to sleep; ``no-reload``: it cannot read new weights; ``reload-dies``: it dies
             over it.
         model: the directory of its weights.
@@ -146,6 +147,8 @@ class SleepingVLLM(FakeVLLM):
         if path == "/v1/load_lora_adapter":
             self._must_be_awake()
             name = body["lora_name"]
+            if not Path(body["lora_path"]).is_dir():
+                return 404, _error(f"No adapter found for {body['lora_path']}")
             self.acts.append(f"load {name}")
             self.adapters[name] = body["lora_path"]
             self.models = (*(self.models or ()), name)
@@ -193,6 +196,8 @@ class SleepingVLLM(FakeVLLM):
         if path == "/wake_up":
             if self.asleep and self.fault == "wake-dies":
                 self._die("torch.OutOfMemoryError: CUDA out of memory.")
+            if self.asleep and self.fault == "wake-refuses":
+                return 500, _error("CUDA out of memory")
             self.acts.append("wake")
             self.asleep = False
             self._open.set()

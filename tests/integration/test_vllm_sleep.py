@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fakes.vllm_interpreter import fake_interpreter
-from fakes.vllm_sleeper import MAIN
+from fakes.vllm_sleeper import HALF_WOKEN, MAIN
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
@@ -227,6 +228,34 @@ async def test_one_that_dies_over_waking_is_restarted(colocated: Callable[..., A
         await it.vllm.resume()
         assert [e.kind for e in it.events] == ["engine_restarted"]
         assert (await it.chat(V1))["model"] == "agent@1"
+
+
+async def test_one_that_refuses_to_wake_is_restarted_before_anybody_is_let_in(
+    colocated: Callable[..., Any], tmp_path: Path
+):
+    async with colocated("wake-refuses") as it:
+        await it.vllm.pause()
+        waiting = asyncio.create_task(it.chat(V1))
+        await it.vllm.publish(V2, adapter(tmp_path / "a2", 2))
+        assert [e.kind for e in it.events] == ["wake_failed", "engine_restarted"]
+        assert "500 CUDA out of memory" in it.events[0].message
+        await it.vllm.resume()
+        assert (await waiting)["model"] == "agent@1"
+        assert it.vllm.versions() == (BASE, V1, V2)
+        assert await it.acts() == ["load agent@1", "load agent@2", "resume", "open"]
+
+
+async def test_an_adapter_that_is_gone_when_it_wakes_is_lost_and_the_others_are_served(
+    colocated: Callable[..., Any], tmp_path: Path
+):
+    async with colocated("adapters") as it:
+        await it.vllm.publish(V2, adapter(tmp_path / "a2", 2))
+        await it.vllm.pause()
+        shutil.rmtree(tmp_path / "a1")
+        await it.vllm.resume()
+        assert [e.kind for e in it.events] == ["wake_failed", "version_lost", "engine_restarted"]
+        assert it.vllm.versions() == (BASE, V2)
+        assert (await it.chat(V2))["choices"][0]["message"]["content"] != HALF_WOKEN
 
 
 async def test_what_is_being_loaded_again_is_not_taken_for_lost(colocated: Callable[..., Any]):

@@ -32,6 +32,8 @@ _TONES = {
     "replica_out": "warn",
     "engine_restarted": "warn",
     "sleep_changed_answers": "warn",
+    "wake_failed": "warn",
+    "raw_logprobs": "warn",
 }
 
 
