@@ -24,6 +24,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how often a real vLLM is killed while it is used (tests/vllm; a minute or more each)",
     )
     parser.addoption(
+        "--publishes",
+        type=int,
+        default=20,
+        metavar="N",
+        help="how many versions a real vLLM is given under load (tests/vllm; two seconds each)",
+    )
+    parser.addoption(
         "--traces",
         type=int,
         default=800,
