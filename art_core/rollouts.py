@@ -199,6 +199,7 @@ async def arun(
         rollout.node_rewards.update(value.by_node)
         rollout.step_rewards.update(value.by_step)
         rollout.metrics.update(value.metrics)
+        rollout.metadata.update(value.metadata)
         return await rollout.afinish(value.total, hurry=not finishing())
     except asyncio.CancelledError:
         if not rollout.ended:

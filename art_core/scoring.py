@@ -24,6 +24,8 @@ class Reward:
         by_node: what single nodes were worth, by name.
         by_step: what single steps were worth, by step id.
         metrics: numbers that are not rewards (``won``, ``moves``, ...).
+        metadata: what is kept in the trajectory's metadata, as JSON can hold it; of a component in a sum,
+            nothing is.
     """
 
     total: float
@@ -31,6 +33,7 @@ class Reward:
     by_node: Mapping[str, float] = field(default_factory=dict[str, float])
     by_step: Mapping[str, float] = field(default_factory=dict[str, float])
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 Score: TypeAlias = float | Mapping[str, float] | Reward
@@ -87,6 +90,7 @@ def checked(value: Any, what: str) -> Reward:
             _finite(value.by_node, f"{what}, node"),
             _finite(value.by_step, f"{what}, step"),
             _finite(value.metrics, f"{what}, metric"),
+            value.metadata,
         )
     if isinstance(value, Mapping):
         parts = _finite(value, f"{what}, component")

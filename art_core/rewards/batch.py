@@ -11,7 +11,7 @@ from typing import Any
 from art_core.errors import ConfigError, RewardError
 from art_core.judgings import JUDGINGS, keeping
 from art_core.rewards.compose import Component, evaluate
-from art_core.rewards.sums import without_weights
+from art_core.rewards.sums import PARTS, without_weights
 from art_core.scoring import RewardFunction, wants_output
 from art_core.sync import run_sync
 from art_core.types import Failure, RolloutStatus, Trajectory
@@ -66,21 +66,23 @@ async def ascore_trajectories(
             except RewardError as error:
                 failure = Failure("reward", str(error), "art_core.errors.RewardError")
                 return replace(_with(blank, kept), status=RolloutStatus.FAILED, failure=failure)
+        scored = _with(blank, kept)
         return replace(
-            _with(blank, kept),
+            scored,
             reward=found.total,
             components=found.components,
             step_rewards=found.by_step,
             node_rewards=found.by_node,
             metrics={**without_weights(trajectory.metrics), **found.metrics},
+            metadata={**scored.metadata, **found.metadata},
         )
 
     return list(await asyncio.gather(*(one(t, o) for t, o in zip(waiting, given, strict=True))))
 
 
 def _with(trajectory: Trajectory, judgings: Sequence[Mapping[str, Any]]) -> Trajectory:
-    """A trajectory with what judges took now, in place of what they took for the reward that it had."""
-    rest = {name: value for name, value in trajectory.metadata.items() if name != JUDGINGS}
+    """A trajectory with what judges took now, in place of what was kept with the reward that it had."""
+    rest = {name: value for name, value in trajectory.metadata.items() if name not in (JUDGINGS, PARTS)}
     return replace(trajectory, metadata={**rest, JUDGINGS: list(judgings)} if judgings else rest)
 
 

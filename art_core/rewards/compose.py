@@ -367,6 +367,7 @@ def under(name: str, found: Reward) -> Reward:
         found,
         components={**{key(k): v for k, v in found.components.items()}, name: found.total},
         metrics={key(k): v for k, v in found.metrics.items()},
+        metadata={},
     )
 
 

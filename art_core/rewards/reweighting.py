@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from art_core.rewards.sums import WEIGHT, component_weights, scale_of
+from art_core.rewards.sums import WEIGHT, component_weights, parts_on_record, scale_of, weighted
+from art_core.scoring import Reward
 from art_core.types import Trajectory, TrajectoryGroup
 
 NO_SUM = "a reward that is no weighted sum of components (a plain number, or one that a person or judge gave)"
 """Why a group is left as it was scored."""
 
-IN_PARTS = "rewards of single steps or nodes, whose components are not kept one by one"
+IN_PARTS = "rewards of single steps or nodes that no weighted sum on record made"
 """Why a group is left as it was scored."""
 
 
@@ -75,15 +76,33 @@ def reweighted(groups: Iterable[TrajectoryGroup], weights: Mapping[str, float]) 
 
 def _obstacle(trajectory: Trajectory) -> str | None:
     """Why a trajectory cannot be reweighted; None when it can, or has no reward at all."""
-    if trajectory.step_rewards or trajectory.node_rewards:
-        return IN_PARTS
+    in_parts = bool(trajectory.step_rewards or trajectory.node_rewards)
     if trajectory.reward is None:
-        return None
+        return IN_PARTS if in_parts else None
     weights = component_weights(trajectory)
-    total = math.fsum(weight * trajectory.components[name] for name, weight in weights.items())
-    if not weights or not math.isclose(total, trajectory.reward, rel_tol=1e-6, abs_tol=1e-6):
+    found = _weighted(trajectory, weights)
+    if not weights or not _same(found.total, trajectory.reward):
         return NO_SUM
+    known = {step.id for step in trajectory.steps}
+    steps = {step: reward for step, reward in trajectory.step_rewards.items() if step in known}
+    again = {step: reward for step, reward in found.by_step.items() if step in known}
+    if not _same_by_name(again, steps) or not _same_by_name(found.by_node, trajectory.node_rewards):
+        return IN_PARTS
     return None
+
+
+def _weighted(trajectory: Trajectory, weights: Mapping[str, float]) -> Reward:
+    """What the recorded components make under these weights."""
+    parts, events = parts_on_record(trajectory, weights)
+    return weighted(parts, weights, {s.id: s.identity.node for s in trajectory.steps}, events=events)
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def _same_by_name(one: Mapping[str, float], other: Mapping[str, float]) -> bool:
+    return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
 
 
 def _under(trajectory: Trajectory, weights: Mapping[str, float]) -> Trajectory:
@@ -91,9 +110,12 @@ def _under(trajectory: Trajectory, weights: Mapping[str, float]) -> Trajectory:
     turned = {name: weights[name] / scale_of(trajectory, name) for name in recorded if name in weights}
     if trajectory.reward is None or all(turned[name] == recorded[name] for name in turned):
         return trajectory
+    found = _weighted(trajectory, {**recorded, **turned})
     return replace(
         trajectory,
-        reward=math.fsum(w * trajectory.components[name] for name, w in {**recorded, **turned}.items()),
+        reward=found.total,
+        step_rewards=found.by_step,
+        node_rewards=found.by_node,
         metrics={**trajectory.metrics, **{f"{WEIGHT}{name}": w for name, w in turned.items()}},
     )
 

@@ -23,6 +23,7 @@ from art_core.rewards import (
     ToolChoice,
     ToolErrors,
     ValidToolCalls,
+    reweighted,
 )
 from art_core.types import Scenario
 from art_langgraph import ChatART, agather
@@ -122,6 +123,12 @@ async def test_errors_that_langgraphs_tool_node_answers_are_seen() -> None:
             *[False] * 2,
         ]
         assert parts["bad_steps"] == pytest.approx(3 / 5)
+    told = reweighted([group], {"bad_steps": -5.0})
+    assert told.as_scored == told.unknown == {}
+    for before, after in zip(group, told.groups[0], strict=True):
+        bad, good = before.steps[0].id, before.steps[3].id
+        assert before.step_rewards[bad] - before.step_rewards[good] == pytest.approx(-1.0)
+        assert after.step_rewards[bad] - after.step_rewards[good] == pytest.approx(-5.0)
 
 
 async def test_mixes_are_asked_in_worker_processes_and_what_has_a_memory_is_refused() -> None:

@@ -1,12 +1,14 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from helpers.trajectories import a_trajectory
+from helpers.trajectories import a_step, a_trajectory
 
-from art_core.rewards import Adaptive, PerStep, Steps, ascore_trajectories, component
+from art_core.rewards import Adaptive, PerNode, PerStep, Steps, ascore_trajectories, component
 from art_core.rewards.compose import Component
 from art_core.rewards.reweighting import IN_PARTS, NO_SUM, Reweighted, reweighted
-from art_core.types import Failure, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+from art_core.store import Store
+from art_core.types import Failure, RolloutStatus, Scenario, StepIdentity, Trajectory, TrajectoryGroup
 
 
 def reads(metric: str) -> Component:
@@ -93,13 +95,54 @@ async def test_a_group_with_a_member_that_is_no_sum_stays_as_scored_and_is_told_
     elif kind == "person":
         odd = odd.with_reward(0.5)  # beside the components of what it was worth before
     else:
-        (odd,) = await ascore_trajectories(reward - PerStep(component(lambda t: 0.5, name="step")), [odd])
+        odd = replace(odd, step_rewards={odd.steps[0].id: 0.5})
     mixed = scored.with_trajectories([odd, scored.trajectories[1]])
     told = reweighted([mixed, other], {"cost": -1.0})
     assert told.groups[0] == mixed
     assert told.groups[1].rewards == (-9.0, -1.75)
     assert told.as_scored == {IN_PARTS if kind == "steps" else NO_SUM: 1}
     assert told.unknown == {}
+
+
+@pytest.mark.parametrize("events", [False, True])
+async def test_rewards_of_steps_and_nodes_are_reweighted_too_also_from_the_record(
+    events: bool, tmp_path: Path
+) -> None:
+    asked = component(lambda t: float(len(t.steps[0].messages[0]["content"])), name="asked")
+    place = component(lambda t: float(t.steps[0].id.endswith("1")), name="place")
+
+    def reward(cost: float, by_step: float, by_node: float) -> Component:
+        total = (
+            reads("quality")
+            + cost * reads("cost")
+            + by_step * PerStep(place)
+            + by_node * PerNode(asked, "writer")
+        )
+        return total.as_events() if events else total
+
+    def member(name: str, measured: dict[str, float]) -> Trajectory:
+        nodes = ("player", "player", "writer", "writer")
+        steps = [a_step(name, n, identity=StepIdentity(node=node)) for n, node in enumerate(nodes)]
+        return replace(a_trajectory(name, metrics=measured), steps=tuple(steps))
+
+    async def scored(made: Component) -> TrajectoryGroup:
+        members = [member(f"m{i}", measured) for i, measured in enumerate(MEASURED)]
+        return TrajectoryGroup(Scenario("s"), tuple(await ascore_trajectories(made, members)), "g")
+
+    first, expected = await scored(reward(-0.1, 0.5, 0.25)), await scored(reward(-0.1, -2.0, 1.0))
+    with Store.open("p", tmp_path) as store:
+        store.save_group(first)
+        kept = store.group("g")
+    for given in (first, kept):
+        told = reweighted([given], {"place": -2.0, "asked": 1.0})
+        assert told.as_scored == {}
+        for turned, other in zip(only(told), expected, strict=True):
+            assert turned.reward == pytest.approx(other.reward)
+            assert turned.step_rewards == pytest.approx(other.step_rewards)
+            assert turned.node_rewards == pytest.approx(other.node_rewards)
+            assert turned.step_rewards != given.trajectories[0].step_rewards
+    by_hand = replace(first.trajectories[0], node_rewards={"writer": 1.0})
+    assert reweighted([first.with_trajectories([by_hand])], {"place": 0.0}).as_scored == {IN_PARTS: 1}
 
 
 async def test_failed_and_unscored_members_are_in_nobodys_way() -> None:

@@ -141,7 +141,7 @@ def scored_weights(connection: Connection, line: Sequence[str]) -> dict[str, flo
     left = _LOOKED_AT
     for run_id in reversed(line):  # one by one: the newest of several runs would have to be sorted out
         newest = (
-            select(of.reward, of.components, of.metrics, of.step_rewards, of.node_rewards)
+            select(of.reward, of.components, of.metrics, of.step_rewards, of.node_rewards, of.metadata)
             .where(of.run_id == run_id, of.reward.is_not(None))
             .order_by(of.seq.desc())
             .limit(left)
@@ -156,6 +156,7 @@ def scored_weights(connection: Connection, line: Sequence[str]) -> dict[str, flo
                 metrics=json.loads(row.metrics),
                 step_rewards=json.loads(row.step_rewards),
                 node_rewards=json.loads(row.node_rewards),
+                metadata=json.loads(row.metadata),
             )
             found = {**weights_to_turn(scored), **found}
         if not left:
