@@ -137,6 +137,23 @@ def test_loose_trajectories_are_compared_within_their_group_else_their_scenario(
     assert whole.groups == loose.groups == without.groups == 12
 
 
+def test_rewards_too_large_to_be_squared_stop_no_audit():
+    huge = 1.7976931348623157e308
+    groups = [
+        g.with_trajectories(
+            [
+                replace(
+                    t, reward=huge * (-1) ** (n // 2), components={"x": huge}, metrics={"weight/x": -huge}
+                )
+                for n, t in enumerate(g)
+            ]
+        )
+        for g in scored(1.0 * correct, world(5, 12, 4))
+    ]
+    report = audit(groups)
+    assert report.scored == sum(len(g) for g in groups)
+
+
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_run_that_can_be_recorded_stops_an_audit(data: st.DataObject):

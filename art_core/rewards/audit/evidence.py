@@ -1,19 +1,24 @@
 """What an audit reads: groups of trajectories, and what can be told of each without asking anybody.
 
 Invariant: every trajectory that was given is in exactly one group; only members with a reward count as
-scored, and what a reward is compared with is read off the same member.
+scored, and what a reward is compared with is read off the same member; no number is so large that its square,
+or a sum of them, is none any more.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
 from art_core.errors import ConfigError
+from art_core.rewards.sums import WEIGHT
 from art_core.types import Trajectory, TrajectoryGroup
 
 ANSWER_KEYS = ("answer", "expected", "solution", "target", "label", "reference", "ground_truth", "gold")
 """Where scenarios usually keep the right answer; looked for in metadata, then in inputs."""
+
+LARGEST = 1e60
+"""Larger numbers count as this one: the square of one of them times a weight is still a number."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,32 @@ def evidence(runs: Iterable[Trajectory] | Iterable[TrajectoryGroup], expected: s
             )
     for members in loose.values():
         groups.append(TrajectoryGroup(members[0].scenario, tuple(members), members[0].group_id or ""))
-    return Evidence(tuple(groups), expected)
+    return Evidence(tuple(g.with_trajectories([_bounded(t) for t in g]) for g in groups), expected)
+
+
+def _bounded(trajectory: Trajectory) -> Trajectory:
+    """A trajectory whose rewards, parts and weights can be multiplied and squared; nearly always itself."""
+    t = trajectory
+    weights = {name: value for name, value in t.metrics.items() if name.startswith(WEIGHT)}
+    given = (t.components, weights, t.step_rewards, t.node_rewards)
+    rewards = () if t.reward is None else (t.reward,)
+    if all(abs(n) <= LARGEST for n in (*rewards, *(n for numbers in given for n in numbers.values()))):
+        return t
+    components, weights, step_rewards, node_rewards = (
+        {name: _within(number) for name, number in numbers.items()} for numbers in given
+    )
+    return replace(
+        t,
+        reward=None if t.reward is None else _within(t.reward),
+        components=components,
+        metrics={**t.metrics, **weights},
+        step_rewards=step_rewards,
+        node_rewards=node_rewards,
+    )
+
+
+def _within(number: float) -> float:
+    return max(-LARGEST, min(LARGEST, number))
 
 
 def reward_of(trajectory: Trajectory) -> float:
