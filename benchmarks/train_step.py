@@ -28,15 +28,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the repository, when run as a script
 
+from benchmarks.train_step_job import Job, reset  # noqa: E402 - see the line above
 from benchmarks.train_step_ways import (  # noqa: E402 - see the line above
     MERGED_PEERS,
     NEEDS_UNSLOTH,
     OURS,
     TREES,
     WAYS,
-    Job,
     needs_missing,
-    reset,
 )
 
 NAMES = {"135m": "SmolLM2-135M", "05b": "Qwen2.5-Coder-0.5B", "7b": "Qwen2 7B shape", "tiny": "tiny"}
