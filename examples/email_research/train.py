@@ -193,10 +193,10 @@ class Training:
             examples = right_answers(tried)
             if not examples:
                 runs = len(asked) * options.group_size
-                self.ended = (
-                    f"none of {runs} answers of the model's own was right: there is nothing to imitate"
+                raise SystemExit(
+                    f"none of {runs} answers of the model's own was right: there is nothing to imitate; take "
+                    "--warm-start expert, or a model that can do more"
                 )
-                raise SystemExit(f"{self.ended}; take --warm-start expert, or a model that can do more")
         with Progress(console=self.console, transient=True) as bar:
             task = bar.add_task(f"warm start on {len(examples)} runs", total=options.warm_steps)
             report = await self.model.asft(
@@ -263,6 +263,9 @@ class Training:
                 await self.teach()
                 adapter = await self.model.asave_lora_adapter(self.options.out / self.model.name / "adapter")
                 self.console.print(f"adapter  {adapter}")
+        except SystemExit as told:
+            self.ended = str(told)
+            raise
         except asyncio.CancelledError:  # the second signal
             self.ended = f"{self.stopping.signal and self.stopping.signal.name}, at once"
         finally:
