@@ -232,14 +232,15 @@ async def _tempers(client: httpx.AsyncClient, base_url: str, model: str) -> bool
     """Whether logprobs depend on the temperature: the likeliest token's is lower at 2 than at 1."""
     asked = {
         "model": model, "messages": [{"role": "user", "content": "Say any word."}], "max_tokens": 1,
-        "logprobs": True, "top_logprobs": 1,
+        "logprobs": True, "top_logprobs": 2,  # vLLM's first one is the sampled token, the likeliest or not
     }  # fmt: skip
 
     async def likeliest(temperature: float) -> float:
         answer = await client.post(
             f"{base_url}/chat/completions", json={**asked, "temperature": temperature}, timeout=PROBE_SECONDS
         )
-        return float(answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"])
+        tops = answer.json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+        return max(float(top["logprob"]) for top in tops)
 
     try:
         return await likeliest(1) - await likeliest(2) > TEMPERED

@@ -115,11 +115,14 @@ def logprob(token: int, position: int) -> float:
 
 
 @lru_cache(maxsize=65536)
-def _logprob_entry(token: int, value: float | None, likeliest: float | None) -> str:
+def _logprob_entry(token: int, value: float | None, likeliest: float | None, count: int) -> str:
     """One entry of ``logprobs.content``, as JSON (``NaN`` too, which some servers send)."""
     entry = {"token": decode((token,)), "logprob": value, "bytes": [token] if token < 256 else []}
-    top = [] if likeliest is None else [{**entry, "logprob": likeliest}]
-    return json.dumps({**entry, "top_logprobs": top})
+    top: list[dict[str, Any]] = []
+    if likeliest is not None:  # in vLLM's order: the sampled token first, whatever its rank
+        rare = value if value is None else min(value, likeliest - 1)
+        top = [{**entry, "logprob": rare}, {**entry, "logprob": likeliest}]
+    return json.dumps({**entry, "top_logprobs": top[:count]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +343,8 @@ class FakeVLLM:
         likeliest = None
         if request.get("top_logprobs"):
             likeliest = -0.5 * (request.get("temperature", 1) if self.tempered_logprobs else 1)
-        return '{"content": [' + ", ".join(_logprob_entry(t, p, likeliest) for t, p in pairs) + "]}"
+        count = int(request.get("top_logprobs") or 0)
+        return '{"content": [' + ", ".join(_logprob_entry(t, p, likeliest, count) for t, p in pairs) + "]}"
 
     def _packs(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
         asked = request.get("return_token_ids") and request.get("logprobs")
