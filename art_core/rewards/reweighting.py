@@ -54,6 +54,9 @@ def reweighted(groups: Iterable[TrajectoryGroup], weights: Mapping[str, float]) 
     Returns:
         The groups, and what could not be done: a name may be unknown to all of them, and a group may hold
         rewards that are no weighted sums.
+
+    Raises:
+        RewardError: a reward would not be finite under these weights.
     """
     given = tuple(groups)
     if not weights:
@@ -92,9 +95,13 @@ def _obstacle(trajectory: Trajectory) -> str | None:
 
 
 def _weighted(trajectory: Trajectory, weights: Mapping[str, float]) -> Reward:
-    """What the recorded components make under these weights."""
+    """What the recorded components make under these weights; NaN where they are too large to be added."""
     parts, events = parts_on_record(trajectory, weights)
-    return weighted(parts, weights, {s.id: s.identity.node for s in trajectory.steps}, events=events)
+    nodes = {step.id: step.identity.node for step in trajectory.steps}
+    try:
+        return weighted(parts, weights, nodes, events=events)
+    except (OverflowError, ValueError):
+        return Reward(math.nan)
 
 
 def _same(one: float, other: float) -> bool:

@@ -41,12 +41,9 @@ def component_weights(trajectory: Trajectory) -> dict[str, float]:
         for name, value in trajectory.components.items()
         if not any(name.startswith(f"{other}/") for other in trajectory.components)
     }
-    total = math.fsum(whole.values())
-    return (
-        dict.fromkeys(whole, 1.0)
-        if math.isclose(total, trajectory.reward, rel_tol=1e-6, abs_tol=1e-6)
-        else {}
-    )
+    if not math.isclose(sum(whole.values()), trajectory.reward, rel_tol=1e-6, abs_tol=1e-6):
+        return {}
+    return dict.fromkeys(whole, 1.0)
 
 
 def scale_of(trajectory: Trajectory, name: str) -> float:

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from helpers.trajectories import a_step, a_trajectory
 
+from art_core.errors import RewardError
 from art_core.rewards import Adaptive, PerNode, PerStep, Steps, ascore_trajectories, component
 from art_core.rewards.compose import Component
-from art_core.rewards.reweighting import IN_PARTS, NO_SUM, Reweighted, reweighted
+from art_core.rewards.reweighting import IN_PARTS, NO_SUM, Reweighted, reweighted, weights_to_turn
 from art_core.store import Store
 from art_core.types import Failure, RolloutStatus, Scenario, StepIdentity, Trajectory, TrajectoryGroup
 
@@ -143,6 +144,16 @@ async def test_rewards_of_steps_and_nodes_are_reweighted_too_also_from_the_recor
             assert turned.step_rewards != given.trajectories[0].step_rewards
     by_hand = replace(first.trajectories[0], node_rewards={"writer": 1.0})
     assert reweighted([first.with_trajectories([by_hand])], {"place": 0.0}).as_scored == {IN_PARTS: 1}
+
+
+async def test_rewards_that_would_not_be_finite_are_refused_by_name_and_never_trained() -> None:
+    scored = await group_of(reads("quality") - 0.5 * reads("cost"), {"quality": 1.0, "cost": 1e300})
+    with pytest.raises(RewardError, match=r"trajectory g-0: the reward is -?(inf|nan)"):
+        reweighted([scored], {"cost": -1e300})
+    (huge,) = scored.trajectories
+    huge = replace(huge, components={"quality": 1e308, "cost": 1e308}, metrics={}, reward=1e308)
+    assert reweighted([scored.with_trajectories([huge])], {"cost": 2.0}).as_scored == {NO_SUM: 1}
+    assert weights_to_turn(huge) == {}
 
 
 async def test_failed_and_unscored_members_are_in_nobodys_way() -> None:
