@@ -149,7 +149,7 @@ def test_a_weight_of_the_reward_is_turned_by_its_field(
     expect(field).to_be_focused()
     field.fill("-0.25")
     page.get_by_label("reward_weights/it's right").fill("2")
-    page.get_by_label("temperature").fill("0.5")
+    page.get_by_label("temperature", exact=True).fill("0.5")
     page.get_by_role("button", name="Turn").click()
     expect(page.locator("#knobs-said")).to_contain_text("Turned")
     turned = {"temperature": 0.5, "reward_weights": {"steps": -0.25, "it's right": 2.0}}

@@ -156,3 +156,4 @@ def test_rewards_that_are_weighed_anew_are_no_fall_of_the_reward() -> None:
     scored = Series("reward_mean_scored", list(range(13, 21)), rising[12:], [float(n) for n in range(12, 20)])
     found = signs_of({**series(reward_mean=turned), "reward_mean_scored": scored}, [], GOING)
     assert titles(found) == ["It learns."]
+    assert found[0].message.endswith("over 20 steps, as it was scored.")

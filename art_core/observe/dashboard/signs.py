@@ -81,7 +81,7 @@ def _as_scored(series: Mapping[str, Series]) -> Series | None:
         return reward
     known = dict(zip(scored.steps, scored.values, strict=True))
     values = [known.get(step, value) for step, value in zip(reward.steps, reward.values, strict=True)]
-    return replace(reward, values=values)
+    return replace(reward, name=scored.name, values=values)
 
 
 def _values(series: Series | None) -> list[float]:
@@ -105,7 +105,8 @@ def trend(reward: Series | None) -> Sign | None:
     if len(values) < _FEWEST:
         return None
     before, after, error = _change(values)
-    said = f"from {number(before)} to {number(after)} over {len(values)} steps"
+    as_scored = ", as it was scored" if reward is not None and reward.name != "reward_mean" else ""
+    said = f"from {number(before)} to {number(after)} over {len(values)} steps{as_scored}"
     length = max(3, len(values) // 5)
     peaks = [fmean(values[i : i + length]) for i in range(len(values) - length + 1)]
     if max(peaks) - after > SURE * error > 0 and max(peaks) - after > 0.25 * (max(peaks) - min(peaks)):
