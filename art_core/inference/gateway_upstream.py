@@ -25,6 +25,7 @@ from art_core.inference.availability import ALWAYS, HeldTooLongError, availabili
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.inference.gateway_transport import BegunAnswer, ServerAnswer, Transport, is_local
+from art_core.inference.vllm_plugin import OWNER_HEADERS
 from art_core.plain_http import HttpError
 from art_core.types import PolicyVersion
 
@@ -42,9 +43,9 @@ LOOK_SECONDS = 0.05
 _NOT_FORWARDED = {
     "accept-encoding", "connection", "content-encoding", "content-length", "date", "host", "keep-alive",
     "proxy-authenticate", "proxy-authorization", "proxy-connection", "server", "te", "trailer",
-    "transfer-encoding", "upgrade",
+    "transfer-encoding", "upgrade", *OWNER_HEADERS,
 }  # fmt: skip
-"""Headers that belong to one hop (RFC 9110, 7.6.1), or that this hop writes itself."""
+"""Headers of one hop (RFC 9110, 7.6.1), that this hop writes itself, or that are not a client's to send."""
 
 
 class RefusalError(ArtError):

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from art_core.inference.engine import EngineEvent
 from art_core.inference.gateway import Gateway
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm import VLLMEngine
+from art_core.inference.vllm_plugin import OWNER_HEADERS
 from art_core.types import PolicyVersion
 from art_langgraph import ChatART, capture
 
@@ -62,6 +63,7 @@ class Asleep:
             "gateway": lambda text: asked(self.replicas.base_url, text),
             "stream": lambda text: streamed(self.replicas.base_url, text),
             "direct": lambda text: asked(direct, text),
+            "impostor": lambda text: asked(self.replicas.base_url, text, headers=OWNER_HEADERS),
             "worker": lambda text: recorded(direct, text),
         }
 
@@ -74,8 +76,12 @@ class NearEndpoint(StaticEndpoint):
         self.availability = engine.availability
 
 
-async def asked(base_url: str, text: str, version: PolicyVersion = V1) -> tuple[str | None, str]:
-    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+async def asked(
+    base_url: str, text: str, version: PolicyVersion = V1, headers: Mapping[str, str] | None = None
+) -> tuple[str | None, str]:
+    async with openai.AsyncOpenAI(
+        base_url=base_url, api_key="none", max_retries=0, default_headers=headers
+    ) as client:
         answer = await client.chat.completions.create(
             model=version.name, messages=[{"role": "user", "content": text}]
         )
