@@ -1,7 +1,6 @@
 """A vLLM server without a model: real HTTP on loopback, scripted answers, exact token ids, faults on demand.
 
-Token ids are the UTF-8 bytes of the text, then `END`; a prompt's ids are the bytes of its messages, then
-`GENERATE`. So a test can say what the tokens of any text must be without asking the server.
+Answers and their token ids are those of `replies`.
 
 It runs on its own thread and event loop. HTTP/1.1 is spoken by hand: that keeps it quick enough for
 benchmarks, and lets a fault cut a connection at any byte.
@@ -9,7 +8,6 @@ benchmarks, and lets a fault cut a connection at any byte.
 
 import asyncio
 import base64
-import codecs
 import json
 import math
 import random
@@ -18,111 +16,49 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 
-END = 256
-"""The end-of-message token; sampled, so part of every completion that stopped by itself."""
-GENERATE = 257
-"""Last token of every prompt: the generation prompt."""
+from fakes.replies import (
+    END,
+    GENERATE,
+    Reply,
+    Script,
+    Scripted,
+    ToolCall,
+    as_reply,
+    completion_ids,
+    decode,
+    deltas,
+    encode,
+    logprob,
+    logprob_entry,
+    prompt_ids,
+    prompt_text,
+    wire_call,
+)
+
+__all__ = [
+    "END",
+    "FAULTS",
+    "GENERATE",
+    "FakeVLLM",
+    "Reply",
+    "ToolCall",
+    "completion_ids",
+    "decode",
+    "encode",
+    "logprob",
+    "prompt_ids",
+    "prompt_text",
+]
 
 FAULTS = ("drop", "stall", "429", "500", "garbage", "cut_stream")
 """Kinds: closed without an answer, never answered, refused, broken, not JSON, cut in the middle."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One tool call of an answer; ``arguments`` goes out as it is, well-formed or not."""
-
-    name: str
-    arguments: str = "{}"
-    id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """What the model says: one choice.
-
-    ``tokens`` and ``logprobs`` take the place of those that the server would make up; ``delay`` is in
-    seconds, before the answer starts.
-    """
-
-    text: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    reasoning: str | None = None
-    finish_reason: str | None = None
-    tokens: tuple[int, ...] | None = None
-    logprobs: tuple[float | None, ...] | None = None
-    delay: float = 0.0
-
-    @property
-    def rendered(self) -> str:
-        """The text that the model sampled, from which the server parsed reasoning and tool calls."""
-        thought = f"<think>{self.reasoning}</think>" if self.reasoning is not None else ""
-        calls = "".join(
-            f'<tool_call>{{"name": "{c.name}", "arguments": {c.arguments}}}</tool_call>'
-            for c in self.tool_calls
-        )
-        return thought + self.text + calls
-
-
-Scripted = str | Reply | ToolCall | Sequence[str | Reply]
-Script = Callable[[dict[str, Any]], Scripted]
-
-
-def encode(text: str) -> tuple[int, ...]:
-    """Ids of a text, without an end token."""
-    return tuple(text.encode())
-
-
-def decode(ids: Iterable[int]) -> str:
-    """The text of ids; special tokens have none."""
-    return bytes(i for i in ids if i < 256).decode(errors="replace")
-
-
-def completion_ids(reply: Reply | str) -> tuple[int, ...]:
-    """The ids that the server says it sampled for a reply that stopped by itself."""
-    return (*encode(reply if isinstance(reply, str) else reply.rendered), END)
-
-
-def prompt_text(request: Mapping[str, Any]) -> str:
-    """The text of a request's prompt, as this server's chat template renders it."""
-    if "prompt" in request:
-        return str(request["prompt"])
-    parts = [json.dumps(request["tools"])] if request.get("tools") else []
-    for message in request.get("messages", ()):
-        content = message.get("content")
-        body = content if isinstance(content, str) else json.dumps(content)
-        calls = json.dumps(message["tool_calls"]) if message.get("tool_calls") else ""
-        parts.append(f"<{message.get('role')}>{body}{calls}\n")
-    return "".join(parts)
-
-
-def prompt_ids(request: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids of a request's prompt."""
-    return (*encode(prompt_text(request)), GENERATE)
-
-
-@lru_cache(maxsize=4096)
-def logprob(token: int, position: int) -> float:
-    """The log-probability that this server gives to a token at a position of a completion."""
-    return -((token * 31 + position * 7) % 97 + 1) / 64
-
-
-@lru_cache(maxsize=65536)
-def _logprob_entry(token: int, value: float | None, likeliest: float | None, count: int) -> str:
-    """One entry of ``logprobs.content``, as JSON (``NaN`` too, which some servers send)."""
-    entry = {"token": decode((token,)), "logprob": value, "bytes": [token] if token < 256 else []}
-    top: list[dict[str, Any]] = []
-    if likeliest is not None:  # in vLLM's order: the sampled token first, whatever its rank
-        rare = value if value is None else min(value, likeliest - 1)
-        top = [{**entry, "logprob": rare}, {**entry, "logprob": likeliest}]
-    return json.dumps({**entry, "top_logprobs": top[:count]})
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +237,7 @@ class FakeVLLM:
         count = int(request.get("n") or 1)
         if len(replies) < count:
             replies = [replies[i % len(replies)] for i in range(count)]
-        return [self._limited(_as_reply(r), request) for r in replies[:count]]
+        return [self._limited(as_reply(r), request) for r in replies[:count]]
 
     def _limited(self, reply: Reply, request: Mapping[str, Any]) -> Reply:
         """The reply after ``stop`` and ``max_tokens``, with its ids, logprobs and finish reason settled."""
@@ -331,7 +267,7 @@ class FakeVLLM:
         if reply.reasoning is not None:
             message[self.reasoning_field] = reply.reasoning
         if reply.tool_calls:
-            message["tool_calls"] = [_wire_call(c, i) for i, c in enumerate(reply.tool_calls)]
+            message["tool_calls"] = [wire_call(c, i) for i, c in enumerate(reply.tool_calls)]
         elif not reply.text:
             message["content"] = ""
         return message
@@ -344,7 +280,7 @@ class FakeVLLM:
         if request.get("top_logprobs"):
             likeliest = -0.5 * (request.get("temperature", 1) if self.tempered_logprobs else 1)
         count = int(request.get("top_logprobs") or 0)
-        return '{"content": [' + ", ".join(_logprob_entry(t, p, likeliest, count) for t, p in pairs) + "]}"
+        return '{"content": [' + ", ".join(logprob_entry(t, p, likeliest, count) for t, p in pairs) + "]}"
 
     def _packs(self, request: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
         asked = request.get("return_token_ids") and request.get("logprobs")
@@ -458,9 +394,9 @@ class FakeVLLM:
             yield chunk(index, {"role": "assistant", "content": ""}, None, ', "logprobs": null', **top)
         for index, reply in enumerate(choices):
             ids = reply.tokens or ()
-            deltas = _deltas(reply, self.chunk_tokens, self.reasoning_field)
-            for position, (start, end, delta) in enumerate(deltas):
-                last = position == len(deltas) - 1
+            pieces = deltas(reply, self.chunk_tokens, self.reasoning_field)
+            for position, (start, end, delta) in enumerate(pieces):
+                last = position == len(pieces) - 1
                 if packs and not (delta or last):
                     continue  # such chunks are sent for their tokens alone
                 extra = f', "token_ids": {json.dumps(ids[start:end])}' if wants_ids else ""
@@ -618,66 +554,6 @@ class FakeVLLM:
             sent += 1
             await writer.drain()
         writer.write(b"0\r\n\r\n")
-
-
-def _as_reply(scripted: str | Reply | ToolCall) -> Reply:
-    if isinstance(scripted, str):
-        return Reply(scripted)
-    return Reply(tool_calls=(scripted,)) if isinstance(scripted, ToolCall) else scripted
-
-
-def _wire_call(call: ToolCall, index: int) -> dict[str, Any]:
-    return {
-        "id": call.id or f"call_{index}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": call.arguments},
-    }
-
-
-def _deltas(reply: Reply, size: int, reasoning_field: str) -> list[tuple[int, int, dict[str, Any]]]:
-    """Cut a reply into (first token, end token, delta) like vLLM's parsers.
-
-    Tokens of markup (``<think>``, ``<tool_call>``, the end token) come in chunks whose delta is empty.
-    """
-    total = len(reply.tokens or ())
-    parts: list[tuple[int, dict[str, Any] | None, str]] = []  # (tokens, fixed delta, text to show)
-    if reply.reasoning is not None:
-        parts += [(len(b"<think>"), {}, ""), (0, None, f"r{reply.reasoning}"), (len(b"</think>"), {}, "")]
-    parts.append((0, None, f"c{reply.text}"))
-    deltas: list[tuple[int, int, dict[str, Any]]] = []
-    at = 0
-    for tokens, fixed, shown in parts:
-        if fixed is not None:
-            deltas.append((at, at + tokens, fixed))
-            at += tokens
-            continue
-        field, raw = reasoning_field if shown[0] == "r" else "content", shown[1:].encode()
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for start in range(0, len(raw), size):
-            piece = raw[start : start + size]
-            text = decoder.decode(piece, final=start + size >= len(raw))
-            deltas.append((at, at + len(piece), {field: text} if text else {}))
-            at += len(piece)
-    for index, call in enumerate(reply.tool_calls):
-        wire = _wire_call(call, index)
-        opening = {**wire, "index": index, "function": {"name": call.name, "arguments": ""}}
-        rendered = Reply(tool_calls=(call,)).rendered.encode()
-        before = rendered.index(b'"arguments": ') + len(b'"arguments": ')
-        deltas.append((at, at + before, {"tool_calls": [opening]}))
-        at += before
-        text = call.arguments
-        for start in range(0, len(text), size):
-            piece = text[start : start + size]
-            end = at + len(piece.encode())
-            fragment = {"index": index, "function": {"arguments": piece}}
-            deltas.append((at, end, {"tool_calls": [fragment]}))
-            at = end
-        after = len(b"}</tool_call>")
-        deltas.append((at, at + after, {}))
-        at += after
-    if at < total or not deltas:
-        deltas.append((min(at, total), total, {}))
-    return [(min(a, total), min(b, total), d) for a, b, d in deltas]
 
 
 def _error(message: str) -> bytes:
