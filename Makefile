@@ -34,7 +34,8 @@ demo: $(VENV)/.demo-installed ## a language model learns tic-tac-toe inside a La
 	$(PY) examples/tic_tac_toe/demo.py $(DEMO_ARGS)
 
 test: lint model browser ## lint, types, layers and every test
-	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --ignore tests/vllm tests
+	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--ignore tests/vllm tests
 	$(PYTEST) --engine vllm $(if $(filter qwen,$(MODEL)),--qwen) tests/vllm tests/conformance/engine
 	@echo "make test: formatting, lint, types, layers and tests are green"
 

@@ -5,11 +5,17 @@ import ssl
 from pathlib import Path
 
 import pytest
+from helpers.scheduling import put_long_files_first
 
 # Every HTTP client reads a machine's certificates, 25 ms each time, and tests make thousands of clients.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
 ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "url")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several workers
+        put_long_files_first(items)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
