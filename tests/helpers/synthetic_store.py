@@ -15,9 +15,10 @@ import random
 import sys
 import time
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
-from sqlalchemy import Table, insert
+from sqlalchemy import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the repository, when run as a script
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))
@@ -101,9 +102,13 @@ def fill(
     with writing(store._engine) as connection:
 
         def write(table: Table, rows: list[Row]) -> None:
-            known = set(table.c.keys())
+            """Straight to SQLite, whose values these are: by way of SQLAlchemy it takes twice as long."""
             if rows:
-                connection.execute(insert(table), [{k: v for k, v in r.items() if k in known} for r in rows])
+                names = [column.name for column in table.columns if column.name in rows[0]]
+                marks = ", ".join("?" * len(names))
+                columns = ", ".join(f'"{name}"' for name in names)
+                statement = f'INSERT INTO "{table.name}" ({columns}) VALUES ({marks})'
+                connection.exec_driver_sql(statement, list(map(itemgetter(*names), rows)))
 
         write(runs, [_run(n, ids, names, begun, train_steps, live) for n in range(run_count)])
         write(scenarios, list({row["digest"]: row for row in every.scenario_rows}.values()))
