@@ -12,7 +12,7 @@ import pytest
 from helpers.browser import ADVICE, ARGUMENTS, browser
 from playwright.sync_api import Browser, expect, sync_playwright
 
-expect.set_options(timeout=15_000)  # a busy machine may take seconds; a quiet one waits for nothing
+expect.set_options(timeout=60_000)  # a busy machine may take seconds; a quiet one waits for nothing
 
 
 @pytest.fixture(scope="module")

@@ -60,18 +60,18 @@ def test_a_run_is_drawn_from_its_first_step_on_while_it_goes_on(tab: Tab, store:
     expect(tab.page.get_by_text("No training step yet.")).to_be_visible()
     for step in range(1, 4):
         store.log_metrics(run, step, {"reward_mean": step / 10, "loss": 1.0, "time/train": 2.0})
-        expect(drawn(tab.page, "Reward")).to_have_count(step, timeout=5_000)
+        expect(drawn(tab.page, "Reward")).to_have_count(step)
     expect(tab.page.locator("#steps")).to_have_text("3")
     store.add_event(run, "update_skipped", "<b>its norm</b> is too high")
-    expect(tab.page.locator("#events .said").first).to_have_text("<b>its norm</b> is too high", timeout=5_000)
+    expect(tab.page.locator("#events .said").first).to_have_text("<b>its norm</b> is too high")
     expect(drawn(tab.page, "Reward")).to_have_count(3 + 1)  # the event has a mark
     bars = tab.page.locator("figure", has_text="Where the time goes").locator(".bars .point")
     bars.first.scroll_into_view_if_needed()
     expect(bars).to_have_count(3)
     store.log_metrics(run, 3, {"reward_mean": 0.9})  # again: the page begins anew, by itself
-    expect(tab.page.locator("figure").first.locator(".last")).to_have_text("0.900", timeout=5_000)
+    expect(tab.page.locator("figure").first.locator(".last")).to_have_text("0.900")
     store.end_run(run)
-    expect(tab.page.locator("#state")).to_have_text("finished", timeout=5_000)
+    expect(tab.page.locator("#state")).to_have_text("finished")
 
 
 def test_folded_metrics_are_drawn_when_they_are_opened(tab: Tab) -> None:

@@ -43,7 +43,7 @@ class Tab:
         self.context = chromium.new_context(base_url=url, **({"viewport": DESK} | options))
         self.context.add_init_script(_WATCH)
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(60_000)
         self.complaints: list[str] = []
         self.page.on("console", lambda m: m.type in ("error", "warning") and self.complaints.append(m.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -85,7 +85,7 @@ class Tab:
 
     def settle(self) -> None:
         """Wait until an audit is made and the first curve, where there is one, is drawn."""
-        expect(self.page.locator("[data-working]")).to_have_count(0, timeout=20_000)
+        expect(self.page.locator("[data-working]")).to_have_count(0)
         plots = self.page.locator("figure[data-chart] .plot:visible")
         if plots.count():
             plots.first.scroll_into_view_if_needed()
@@ -100,7 +100,7 @@ class Tab:
         height = min(12_000, self.page.evaluate("document.documentElement.scrollHeight"))
         self.page.set_viewport_size({"width": window["width"], "height": max(height, window["height"])})
         plots = self.page.locator("figure[data-chart] .plot:visible")
-        expect(plots.locator(".main-svg:first-child")).to_have_count(plots.count(), timeout=20_000)
+        expect(plots.locator(".main-svg:first-child")).to_have_count(plots.count())
         self.page.screenshot(path=path, animations="disabled")
         self.page.set_viewport_size(window)
         return path
