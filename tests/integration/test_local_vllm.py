@@ -67,9 +67,10 @@ def test_a_restart_is_an_event_of_the_run_and_costs_a_call_nothing_but_time(
 
     store = Store.open("p", tmp_path / "art")
     events = store.events(kind="engine_restarted")
+    (run,) = store.runs()
     store.close()
     assert len(events) == 2
-    assert {event.run_id for event in events} == {model._registered._run}  # type: ignore[attr-defined]
+    assert {event.run_id for event in events} == {run.id}
     assert events[0].data["log"] == str(log)
     assert "SIGKILL" in events[0].message
 
