@@ -96,7 +96,7 @@ class Personality:
         if self.kind == "off-scale":
             return told([(name, score * 10 + 1.5) for name, score in scores])
         if self.kind == "every third fails" and self.requests % 3 == 0:
-            raise RuntimeError("out of order")  # the server answers 500
+            raise LookupError("out of order")  # the server answers 500
         if self.kind == "silent":
             return ""
         return told(scores)
