@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import Iterator
 
 import httpx
 import openai
@@ -18,23 +17,6 @@ from art_core.recording import ROLLOUT_HEADER
 from art_core.types import PolicyVersion, StepIdentity
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeVLLM]:
-    with FakeVLLM("hello there") as server:
-        yield server
-
-
-@pytest.fixture
-def gateway(fake: FakeVLLM) -> Iterator[Gateway]:
-    with Gateway(fake.base_url) as started:
-        yield started
-
-
-@pytest.fixture
-def client(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
 
 
 def test_a_client_sees_the_answer_without_what_it_did_not_ask_for(client: openai.OpenAI) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
@@ -16,23 +15,6 @@ from art_core.errors import CaptureError, EngineError
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_log import Completion, CompletionLog
 from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeVLLM]:
-    with FakeVLLM("hello there") as server:
-        yield server
-
-
-@pytest.fixture
-def gateway(fake: FakeVLLM) -> Iterator[Gateway]:
-    with Gateway(fake.base_url) as started:
-        yield started
-
-
-@pytest.fixture
-def client(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
 
 
 @pytest.mark.parametrize(("kind", "status"), [("429", 429), ("500", 500)])

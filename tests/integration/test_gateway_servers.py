@@ -2,7 +2,6 @@
 
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,24 +16,6 @@ from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_proxy import KEY_HEADER, POLICY_HEADER
 from art_core.recording import ROLLOUT_HEADER, Rollout
 from art_core.types import PolicyVersion
-
-
-@pytest.fixture
-def fake() -> Iterator[FakeVLLM]:
-    with FakeVLLM("hello there") as server:
-        yield server
-
-
-@pytest.fixture
-def gateway(fake: FakeVLLM) -> Iterator[Gateway]:
-    with Gateway(fake.base_url) as started:
-        yield started
-
-
-@pytest.fixture
-def client(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
-
 
 # -- versions ------------------------------------------------------------------------------------------
 
