@@ -176,18 +176,26 @@ def test_several_choices_have_tokens_each(served):
     assert all(len(a.token_ids) == len(a.logprobs) for a in answers)
 
 
+TOPICS = ("the sea", "a fox", "bread", "winter", "numbers", "a long road", "music", "trees", "ships", "tea")
+"""Different prompts, since differences within one context go together."""
+
+
+def about(topic: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": f"Tell me a story about {topic}."}]
+
+
 @pytest.mark.parametrize("temperature", [0, 0.7, 1, 1.5])
 @pytest.mark.parametrize("version", [BASE, V1], ids=str)
 def test_sampled_logprobs_agree_with_the_trainers(served, version: PolicyVersion, temperature: float):
     """The serving side's bfloat16 kernels are not the trainer's: equal in distribution, not bit by bit.
 
     Stated: at the temperature that was sampled at (1 for greedy answers) the difference has a mean below
-    0.04, a mean absolute value below 0.1 and a 99th percentile below 0.5 nats, so that an
+    0.02, a mean absolute value below 0.1 and a 99th percentile below 0.5 nats, so that an
     importance ratio is 1 but for a few percent.
     """
     bodies = [
-        request(version, seed=seed, max_tokens=48, temperature=temperature, ignore_eos=True)
-        for seed in range(8)
+        request(version, about(topic), seed=1, max_tokens=48, temperature=temperature, ignore_eos=True)
+        for topic in TOPICS
     ]
     with ThreadPoolExecutor(len(bodies)) as pool:
         answers = list(pool.map(lambda body: ask(served.engine.base_url, body), bodies))
@@ -203,8 +211,8 @@ def test_sampled_logprobs_agree_with_the_trainers(served, version: PolicyVersion
         f"{version} at {temperature}: {len(size)} tokens, mean {differences.mean():+.4f}, "
         f"mean size {size.mean():.4f}, p99 {size.quantile(0.99):.4f}, largest {size.max():.4f}"
     )
-    assert len(size) == 8 * 48
-    assert differences.mean().abs() < 0.04
+    assert len(size) == len(TOPICS) * 48
+    assert differences.mean().abs() < 0.02
     assert size.mean() < 0.1
     assert size.quantile(0.99) < 0.5
 
