@@ -2,6 +2,7 @@
 
 import functools
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,21 @@ from helpers.scheduling import put_long_files_first
 # Every HTTP client reads a machine's certificates, 25 ms each time, and tests make thousands of clients.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+
 ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "url")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several workers
         put_long_files_first(items)
+
+
+def pytest_runtest_teardown() -> None:
+    # langchain-openai keeps an HTTP client for each address, and the address of a server that has ended is
+    # given to a later one: its test would be handed connections of an event loop that is closed.
+    if clients := sys.modules.get("langchain_openai.chat_models._client_utils"):
+        for name in ("_cached_sync_httpx_client", "_cached_async_httpx_client"):
+            getattr(clients, name).cache_clear()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
