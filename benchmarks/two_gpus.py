@@ -145,6 +145,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     serving.add_argument("--model", default="05b", help="name of a shape, or a directory")
     serving.add_argument("--concurrency", type=int, default=256)
     serving.add_argument("--seconds", type=float, default=20.0, help="of each load")
+    serving.add_argument(
+        "--gpu-memory", type=float, default=0.6, help="share of a GPU that a server may take"
+    )
     merge = parts.add_parser("merge", help="put result files together")
     merge.add_argument("files", type=Path, nargs="+")
     merge.add_argument("--out", type=Path, default=RESULTS / "two_gpus.json")

@@ -56,7 +56,7 @@ async def measure(
     config = EngineConfig(
         kind="vllm",
         max_model_len=2048,
-        gpu_memory_utilization=0.6,
+        gpu_memory_utilization=args.gpu_memory,
         max_batch=256,
         python=args.vllm_python,
         **CONFIGS[what],

@@ -23,6 +23,7 @@ import openai
 import pytest
 import torch
 from helpers.engine_endpoint import EngineEndpoint
+from helpers.gpu_memory import gib_of_group
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.inference.engine import EngineEvent
@@ -124,9 +125,9 @@ class Load:
             await asyncio.sleep(0.005)
 
 
-def used_gib() -> float:
-    free, total = torch.cuda.mem_get_info(0)
-    return (total - free) / 2**30
+def used_gib(vllm: VLLMEngine) -> float:
+    assert vllm.pid is not None
+    return gib_of_group(vllm.pid)
 
 
 def logprobs_of(exchange: Exchange) -> list[float]:
@@ -194,7 +195,7 @@ async def test_versions_change_and_processes_die_under_load(
 
         version = endpoint.current_version()
         before = logprobs_of(await load.ask(version, temperature=0))
-        memory = used_gib()
+        memory = used_gib(engine)
         async with load.running():
             for name in ("", "VLLM::Engine"):
                 await load.answers(CLIENTS)
@@ -212,10 +213,10 @@ async def test_versions_change_and_processes_die_under_load(
         after = logprobs_of(await load.ask(version, temperature=0))
         same = [abs(a - b) for a, b in zip(before, after, strict=False)]
         measured["logprob_difference_after_restarts"] = sum(same) / len(same)
-        measured["memory_gib"] = [memory, used_gib()]
+        measured["memory_gib"] = [memory, used_gib(engine)]
         print(json.dumps(measured, indent=1))
         assert sum(same) / len(same) < 0.05
-        assert abs(memory - used_gib()) < 1.0
+        assert abs(memory - used_gib(engine)) < 1.0
     finally:
         await engine.close()
         if path := os.environ.get("ART_RESULTS"):

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from helpers.gpu_memory import gib_of_group
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.inference.engine import EngineEvent
@@ -91,9 +92,9 @@ def engine(
         asyncio.run(vllm.close())
 
 
-def used_gib() -> float:
-    free, total = torch.cuda.mem_get_info(0)
-    return (total - free) / 2**30
+def used_gib(vllm: VLLMEngine) -> float:
+    assert vllm.pid is not None
+    return gib_of_group(vllm.pid)
 
 
 async def chat(vllm: VLLMEngine, version: PolicyVersion) -> dict[str, Any]:
@@ -183,14 +184,14 @@ async def test_it_sleeps_and_answers_as_before_with_every_version(
     await canary.remember(server, BASE, adapters)
     log = engine.log_path
 
-    awake = used_gib()
+    awake = used_gib(engine)
     cycles: list[dict[str, float]] = []
     for _ in range(CYCLES):
         queued = [asyncio.create_task(chat(engine, v)) for v in versions]
         started = time.perf_counter()
         await engine.pause()
         slept = time.perf_counter()
-        asleep = used_gib()
+        asleep = used_gib(engine)
         # What the trainer does with it: take more than vLLM would have left, and give it back.
         free, total = torch.cuda.mem_get_info(0)
         taken = torch.ones(int(min(free, total * (1 - SHARE / 2)) * 0.8) // 4, device="cuda")
@@ -207,7 +208,7 @@ async def test_it_sleeps_and_answers_as_before_with_every_version(
                 "pause_and_sleep_seconds": slept - started,
                 "wake_and_check_seconds": woke - before_wake,
                 "asleep_gib": asleep,
-                "awake_gib": used_gib(),
+                "awake_gib": used_gib(engine),
             }
         )
         assert asleep < awake * 0.5, f"sleeping frees memory: {awake:.1f} GiB before, {asleep:.1f} GiB asleep"
