@@ -8,9 +8,12 @@ was too much.
 whether it fitted.
 """
 
+import ctypes
 import gc
 import logging
+import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeVar
 
 import torch
@@ -95,8 +98,9 @@ class TokenBudget:
         return known[1]
 
     def forget(self) -> None:
-        """Let go of the trees that were cut."""
+        """Let go of the trees that were cut, and of the host's memory that earlier passes have left free."""
         self._shares.clear()
+        return_free_memory()
 
     def run(self, tree: TokenTree, work: Callable[[Share], T]) -> tuple[Share, T]:
         """Do work on this rank's share of a tree, in pieces that fit into memory.
@@ -162,6 +166,24 @@ class TokenBudget:
     def _note(self, kind: str, message: str, value: float, limit: float | None) -> None:
         logger.warning(message)
         self._events.append(TrainEvent(kind, message, value, limit))
+
+
+def return_free_memory() -> None:
+    """Give the host memory that was freed and that the allocator holds on to, where it can (glibc).
+
+    On a CPU, tensors of a few MiB lie between others in glibc's arenas. Their pages are used again, but not
+    well: with trees of another shape in each update a process grows by the gigabyte, most of it free.
+    """
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's; None with another C library."""
+    if sys.platform != "linux":
+        return None
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def _release() -> None:
