@@ -15,6 +15,7 @@ from art_core.errors import ConfigError
 from art_core.inference.devices import replica_configs
 from art_core.inference.engine import Engine
 from art_core.inference.gpu_share import limit_trainer, trainer_share
+from art_core.inference.model_families import read_template
 from art_core.inference.replicas import ReplicaSet
 
 if TYPE_CHECKING:
@@ -69,7 +70,25 @@ def check_weights(
 def load_policy(
     config: TrainableModelConfig, engine: EngineConfig, device: str | None = None
 ) -> "PeftPolicy | FullPolicy":
-    """The base model with what is trained of it; ``device`` None: on the GPU, if there is one."""
+    """The base model with what is trained of it; ``device`` None: on the GPU, if there is one.
+
+    Its tokenizer renders messages by `EngineConfig.chat_template`, where one is named. The embedded engine,
+    fine-tuning and trainer processes all use this tokenizer, and vLLM is given the same file, so what is
+    trained is what is served.
+
+    Raises:
+        ConfigError: the model or the template cannot be read, or the settings contradict each other.
+    """
+    template = None if engine.chat_template is None else read_template(engine.chat_template)
+    policy = _load_policy(config, engine, device)
+    if template is not None:
+        policy.tokenizer.chat_template = template
+    return policy
+
+
+def _load_policy(
+    config: TrainableModelConfig, engine: EngineConfig, device: str | None
+) -> "PeftPolicy | FullPolicy":
     import torch
 
     from art_core.training.peft_policy import PeftPolicy

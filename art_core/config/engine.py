@@ -94,12 +94,14 @@ class EngineConfig(Settings):
         default=1, ge=1, description="vLLM: copies of the model that share the requests of one server"
     )
     chat_template: Path | None = Field(
-        default=None, description="vLLM: a file to render messages with; None: the model's own template"
+        default=None,
+        description="a Jinja file to render messages with, in serving and in fine-tuning alike; None: the "
+        "model's own template; external: names the one that its server was given",
     )
     tool_call_parser: str | None = Field(
         default="auto",
-        description="what reads tool calls out of answers; auto: by model (embedded: always hermes); None: "
-        "requests with tools are refused",
+        description="what reads tool calls out of answers; auto: by template and model; None: requests with "
+        "tools are refused; embedded: hermes or llama3_json",
     )
     reasoning_parser: str | None = Field(
         default="auto",

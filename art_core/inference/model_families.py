@@ -42,7 +42,11 @@ class ToolFormat:
     model_types: tuple[str, ...] = ()
 
 
+BARE_JSON_MARKER = "tool calls: bare JSON"
+"""In a template, a comment for example: the model is to write its calls as JSON objects alone."""
+
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
+    ToolFormat("llama3_json", (BARE_JSON_MARKER,)),
     ToolFormat("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ToolFormat("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ToolFormat("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
@@ -209,13 +213,22 @@ def read_facts(base_model: str, chat_template: Path | None = None) -> ModelFacts
     """
     config = _read_json(base_model, "config.json")
     model_type = str(config.get("model_type") or "")
-    if chat_template is None:
-        return ModelFacts(base_model, model_type, _own_template(base_model))
+    template = _own_template(base_model) if chat_template is None else read_template(chat_template)
+    return ModelFacts(base_model, model_type, template)
+
+
+def read_template(chat_template: Path) -> str:
+    """The text of a template that is named in place of a model's own.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
-        return ModelFacts(base_model, model_type, chat_template.read_text())
-    except OSError as unreadable:
+        return chat_template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as unreadable:
+        why = unreadable.strerror if isinstance(unreadable, OSError) else "it is not UTF-8 text"
         raise ConfigError(
-            f"EngineConfig.chat_template={chat_template}: {unreadable.strerror}; name a readable Jinja file"
+            f"EngineConfig.chat_template={chat_template}: {why}; name a readable Jinja file"
         ) from unreadable
 
 

@@ -73,8 +73,10 @@ class RemotePolicy:
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The base model's tokenizer."""
-        return AutoTokenizer.from_pretrained(self.base_model)
+        """The base model's tokenizer, with the chat template of the ranks."""
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.base_model)
+        tokenizer.chat_template = self._processes.description.chat_template
+        return tokenizer
 
     def save_weights(self, directory: Path) -> None:
         """Write what is trained as an ordinary directory, of PEFT or of transformers."""

@@ -111,12 +111,14 @@ class Description:
         base_fingerprint: of its weights.
         parameters: how many it has.
         held: how many of them lie on the first rank: fewer when the model is sharded.
+        chat_template: what its tokenizer renders messages with.
     """
 
     base_model: str
     base_fingerprint: str
     parameters: int
     held: int
+    chat_template: Any = None
 
 
 class Serving:
@@ -139,7 +141,8 @@ class Serving:
         if self._ranks.sharded:
             shard(policy, device)
             held = held_parameters(policy)
-        self._description = Description(policy.base_model, fingerprint, parameters, held)
+        template: Any = policy.tokenizer.chat_template
+        self._description = Description(policy.base_model, fingerprint, parameters, held, template)
         self._trainer: Trainer = Trainer(policy, setup.config, seed=setup.seed, ranks=self._ranks)
 
     def describe(self) -> Description:

@@ -8,7 +8,7 @@ from art_core.config import EngineConfig
 from art_core.errors import ConfigError
 from art_core.inference.embedded.parsing import Forms, MessageParser, forms_of
 from art_core.inference.reasoning_parsing import ReasoningParser, Thought, opened_by
-from art_core.inference.tool_parsing import ParsedCall
+from art_core.inference.tool_parsing import HERMES, ParsedCall
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
 
@@ -71,7 +71,7 @@ def test_what_is_found_does_not_depend_on_how_the_text_was_cut(
 
 
 def test_a_call_inside_a_thought_is_none_and_one_after_it_is() -> None:
-    parser = MessageParser(tools=True, reasoning=True, prompt="")
+    parser = MessageParser(tools=HERMES, reasoning=True, prompt="")
     found = [*parser.push(f"<think>maybe {CALL}</think>{CALL}"), *parser.finish()]
     assert found == [Thought(f"maybe {CALL}"), ParsedCall("f", "{}")]
 
@@ -80,8 +80,8 @@ def test_the_template_decides_whether_thoughts_are_looked_for() -> None:
     asks = (
         "{% if add_generation_prompt %}{% if enable_thinking is false %}<think></think>{% endif %}{% endif %}"
     )
-    assert forms_of("m", asks, EngineConfig()) == Forms(tools=True, reasoning=True)
-    assert forms_of("m", "{{ messages }}", EngineConfig()) == Forms(tools=True, reasoning=False)
+    assert forms_of("m", asks, EngineConfig()) == Forms(HERMES, reasoning=True)
+    assert forms_of("m", "{{ messages }}", EngineConfig()) == Forms(HERMES, reasoning=False)
     assert not forms_of("m", asks, EngineConfig(reasoning_parser=None)).reasoning
     assert forms_of("m", "", EngineConfig(reasoning_parser="deepseek_r1")).reasoning
 

@@ -5,15 +5,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from art_core.inference.tool_parsing import ParsedCall, ToolCallParser
+from art_core.inference.tool_parsing import BARE_JSON, FORMS, HERMES, ParsedCall, ToolForm
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 
 
-def parse_tool_calls(text: str) -> tuple[str | None, list[ParsedCall]]:
-    """Content and calls of a whole text; content is None where there is none beside calls."""
-    parser = ToolCallParser()
-    found = [*parser.push(text), *parser.finish()]
+BARE = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+
+
+def parse_tool_calls(
+    text: str, form: ToolForm = HERMES, *, cuts: list[int] | None = None
+) -> tuple[str | None, list[ParsedCall]]:
+    """Content and calls of a text; content is None where there is none beside calls."""
+    parser = form.parser()
+    places = sorted({0, len(text), *(cut for cut in cuts or () if cut < len(text))})
+    pieces = [text[start:end] for start, end in itertools.pairwise(places)]
+    found = [part for piece in pieces for part in parser.push(piece)] + [*parser.finish()]
     calls = [part for part in found if isinstance(part, ParsedCall)]
     content = "".join(part for part in found if isinstance(part, str))
     return (content or None) if calls else content, calls
@@ -66,24 +73,105 @@ def test_letters_outside_ascii_survive_in_arguments() -> None:
     assert calls[0].arguments == '{"a": "é🙂"}'
 
 
+@pytest.mark.parametrize("key", ["arguments", "parameters"])
+def test_a_bare_object_is_a_call_with_arguments_under_either_name(key: str) -> None:
+    text = BARE.replace("arguments", key)
+    assert parse_tool_calls(text, BARE_JSON) == (None, [ParsedCall("get_weather", '{"city": "Paris"}')])
+
+
+@pytest.mark.parametrize("between", [";\n", "; ", "\n", "", " ;\n\n"])
+def test_bare_calls_follow_each_other_with_space_or_a_semicolon_between(between: str) -> None:
+    text = f"Let me look.\n{BARE}{between}{BARE.replace('Paris', 'Rome')}"
+    content, calls = parse_tool_calls(text, BARE_JSON)
+    assert content == "Let me look."
+    assert [json.loads(call.arguments)["city"] for call in calls] == ["Paris", "Rome"]
+
+
+def test_braces_and_quotes_inside_a_bare_calls_strings_do_not_end_it() -> None:
+    arguments = {"code": 'f"{x}" }} \\" {\\', "more": {"a": [{"b": "}"}]}}
+    text = json.dumps({"name": "run", "arguments": arguments})
+    content, calls = parse_tool_calls(f"{text} done", BARE_JSON)
+    assert content == "done"
+    assert json.loads(calls[0].arguments) == arguments
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "f", "arguments": {"a": 1}',
+        '{"name": "f"}',
+        '{"name": 3, "arguments": {}}',
+        '{"name": "f", "arguments": "text"}',
+        '{"outer": {"name": "f", "arguments": {}}}',
+        "if (x) { return {}; } // {",
+        '{"broken',
+        " { ",
+    ],
+)
+def test_an_object_that_is_not_a_call_stays_text(text: str) -> None:
+    """C08"""
+    assert parse_tool_calls(text, BARE_JSON) == (text, [])
+
+
+def test_text_in_braces_that_is_no_object_is_not_held_back() -> None:
+    parser = BARE_JSON.parser()
+    assert "".join(str(part) for part in parser.push("a {b} c")) == "a {b} c"
+
+
+def test_a_form_begins_a_call_that_it_reads() -> None:
+    for form in FORMS.values():
+        text = form.opening("get_weather") + ' {"city": "Paris"}}' + (form.end or "")
+        assert parse_tool_calls(text, form) == (None, [ParsedCall("get_weather", '{"city": "Paris"}')])
+        rest = BARE.removeprefix('{"name":') if form.opening(None).endswith('"name":') else BARE
+        assert len(parse_tool_calls(form.opening(None) + rest + (form.end or ""), form)[1]) == 1
+
+
 PIECES = st.lists(
     st.sampled_from(
         [CALL, "<tool_call>", "</tool_call>", "<tool", "_call>", "<", " ", "\n", "word", '{"name"']
     ),
     max_size=8,
 )
+BARE_PIECES = st.lists(
+    st.sampled_from(
+        [BARE, BARE.replace("Paris", '\\" {}'), "{", "}", '"', "\\", ";", " ", "\n", "word", '{"a"']
+    )
+    | st.text(alphabet='{}"\\; a:', max_size=6),
+    max_size=8,
+)
+CUTS = st.lists(st.integers(0, 400), max_size=12)
 
 
-@given(PIECES, st.lists(st.integers(0, 400), max_size=12))
+@given(PIECES, CUTS)
 def test_what_is_found_does_not_depend_on_how_the_text_was_cut(pieces: list[str], cuts: list[int]) -> None:
     """C03"""
+    whole_content, whole_calls = parse_tool_calls("".join(pieces))
+    content, calls = parse_tool_calls("".join(pieces), cuts=cuts)
+    assert ((content or ""), calls) == ((whole_content or ""), whole_calls)
+
+
+@given(BARE_PIECES, CUTS)
+def test_what_is_found_of_bare_calls_does_not_depend_on_how_the_text_was_cut(
+    pieces: list[str], cuts: list[int]
+) -> None:
+    """C03"""
+    whole_content, whole_calls = parse_tool_calls("".join(pieces), BARE_JSON)
+    content, calls = parse_tool_calls("".join(pieces), BARE_JSON, cuts=cuts)
+    assert ((content or ""), calls) == ((whole_content or ""), whole_calls)
+
+
+@given(st.lists(st.sampled_from([BARE, "{", '{"a": 1}', '{"a', "word ", "; ", "\\", '"']), max_size=8))
+def test_everything_but_bare_calls_and_what_stands_around_them_stays_content(pieces: list[str]) -> None:
+    """C08"""
     text = "".join(pieces)
-    places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    parser = ToolCallParser()
-    found: list[str | ParsedCall] = []
-    for start, end in itertools.pairwise(places):
-        found.extend(parser.push(text[start:end]))
-    found.extend(parser.finish())
-    content, calls = parse_tool_calls(text)
-    assert "".join(part for part in found if isinstance(part, str)) == (content or "")
-    assert [part for part in found if isinstance(part, ParsedCall)] == calls
+    content, calls = parse_tool_calls(text, BARE_JSON)
+    if not calls:
+        assert (content or "") == text
+    left = text
+    for call in calls:  # in order, each takes its own text out
+        before, found, left_over = left.partition(BARE)
+        assert found
+        assert call.name == "get_weather"
+        left = before + left_over
+    kept = "".join(character for character in left if character not in " ;")
+    assert "".join(c for c in (content or "") if c not in " ;") == kept

@@ -37,7 +37,6 @@ from art_core.inference.openai_schema import (
 )
 from art_core.inference.reasoning_parsing import CLOSE as END_OF_THOUGHT
 from art_core.inference.reasoning_parsing import opened_by
-from art_core.inference.tool_parsing import OPEN
 
 CLIENT_CLOSED = 499
 """What nobody reads: the client has gone."""
@@ -123,7 +122,8 @@ class _Api:
         self._versions = versions
         self._scheduler = scheduler
         self._started = int(time.time())
-        self._tags_are_special = OPEN in tokenizer.all_special_tokens
+        tags = () if forms.tools is None else forms.tools.tags
+        self._tags_are_special = not set(tags).isdisjoint(tokenizer.all_special_tokens)
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok"})
@@ -149,7 +149,7 @@ class _Api:
             raise InvalidParameterError("top_logprobs needs logprobs=true", "top_logprobs")
         if wanted.stream_options is not None and not wanted.stream:
             raise InvalidParameterError("stream_options needs stream=true", "stream_options")
-        use = tool_use(wanted, readable=self._forms.tools)
+        use = tool_use(wanted, self._forms)
         text = render(self._tokenizer, wanted.messages, use.tools, wanted.chat_template_kwargs)
         forced = use.forced
         if forced and self._forms.reasoning and opened_by(text):
@@ -178,7 +178,10 @@ class _Api:
             changed,
             spell=self._spell,
             parser=lambda: MessageParser(
-                tools=use.tools is not None, reasoning=self._forms.reasoning, prompt=text
+                tools=None if use.tools is None else self._forms.tools,
+                reasoning=self._forms.reasoning,
+                prompt=text,
+                single=use.single,
             ),
             forced=forced,
         )
