@@ -30,6 +30,7 @@ from art_core.training.report import TrainReport
 from art_core.training.samples import canonical
 from art_core.training.sft import Supervised, supervised_samples
 from art_core.training.trained import account
+from art_core.training.untrained_tokens import UntrainedTokens
 from art_core.training.update import (
     Passes,
     UpdateFigures,
@@ -81,6 +82,7 @@ class Trainer:
         self.sft_optimizer = self._new_optimizer()
         self.coefficients = Coefficients.of(config)
         self.guardrails = Guardrails(config.guardrails)
+        self._untrained = UntrainedTokens(policy)
 
     def _new_optimizer(self) -> Optimizer:
         return Optimizer(
@@ -215,7 +217,9 @@ class Trainer:
                 if proximal[i] is None:
                     proximal[i] = figures.logprob
                 seen.append(figures)
-                imitated += self._imitate(m, imitate)
+                losses, untrained = self._imitate(m, imitate)
+                imitated += losses
+                events += untrained
                 rate = self._rate()
                 norm, event = self._apply(self.optimizer, figures, rate, self.guardrails)
                 norms.append(norm)
@@ -266,12 +270,12 @@ class Trainer:
         began = time.perf_counter()
         rate = self.config.learning_rate if learning_rate is None else learning_rate
         samples = canonical(supervised_samples(self.policy.tokenizer, data))
+        events = [*self._untrained.among(samples, aloud=self.ranks.rank == 0)]
         per_epoch = -(-len(samples) // batch_size)
         total = epochs * per_epoch if steps is None else steps
         batches: list[Minibatch] = []
         seen: list[UpdateFigures] = []
         norms: list[float] = []
-        events: list[TrainEvent] = []
         order: list[int] = []
         imitating = Guardrails(GuardrailConfig(max_kl=None, max_norm_growth=None))
         for step in range(total):
@@ -298,17 +302,20 @@ class Trainer:
         }
         return TrainReport(metrics, tuple(events))
 
-    def _imitate(self, batch: Minibatch, data: Sequence[Supervised]) -> list[float]:
+    def _imitate(
+        self, batch: Minibatch, data: Sequence[Supervised]
+    ) -> tuple[list[float], Sequence[TrainEvent]]:
         """Add the gradient of what one update imitates; its mean negative log-likelihood, if anything."""
         config = self.config
         chosen = torch.randperm(len(data), generator=self.generator)[: config.sft_batch].tolist()
         samples = [*supervised_samples(self.policy.tokenizer, [data[i] for i in chosen])] if chosen else []
+        events = self._untrained.among(samples, aloud=self.ranks.rank == 0)
         samples += batch.best
         if not samples:
-            return []
+            return [], events
         mixed = minibatch(samples, "token", scale=config.sft_weight)
         figures = accumulate_sft_gradient(self._passes(), mixed.tree)
-        return [figures.loss / config.sft_weight]
+        return [figures.loss / config.sft_weight], events
 
     def _passes(self, advance: Callable[[], None] = lambda: None) -> Passes:
         self.budget.forget()
