@@ -22,6 +22,8 @@ from typing import Any, cast
 
 from art_core.errors import ConfigError
 
+TEMPLATE_FILE = "chat_template.jinja"
+"""Where a model's directory keeps its chat template; wins over the one in the tokenizer's settings."""
 AUTO = "auto"
 FALLBACK = "hermes"
 """Reads calls where neither template nor family is known; requests without tools are not touched by it."""
@@ -312,8 +314,14 @@ def _check_known(setting: str, name: str | None, known: Collection[str]) -> None
     )
 
 
+def has_token(base_model: str, token: str) -> bool:
+    """Whether a model's vocabulary is known to hold a special token; False where nothing is known of it."""
+    path = _file(base_model, "tokenizer.json")
+    return path is not None and json.dumps(token).encode() in path.read_bytes()
+
+
 def _own_template(base_model: str) -> str | None:
-    if (path := _file(base_model, "chat_template.jinja")) is not None:
+    if (path := _file(base_model, TEMPLATE_FILE)) is not None:
         return path.read_text()
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = _read_json(base_model, name).get("chat_template")

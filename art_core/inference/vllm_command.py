@@ -16,12 +16,17 @@ from typing import Any
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
-from art_core.inference.model_families import Parsers, choose_parsers, read_facts
+from art_core.inference.model_families import Parsers, choose_parsers, has_token, read_facts
+from art_core.inference.tool_parsing import BARE_JSON
 from art_core.inference.vllm_compat import SERVER_MODULE, check_version
+from art_core.inference.vllm_plugin import JSON_TOOLS_ARGUMENTS
 from art_core.types import PolicyVersion
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks that vLLM can make room for; adapters of a lower rank fit into the next one."""
+
+_LLAMA_TAG = "<|python_tag|>"
+"""Without it in the vocabulary, vLLM's own parser of bare JSON refuses the model: ours takes its place."""
 
 CPU_KV_CACHE_GIB = "2"
 """Room for the KV cache on a CPU, unless the environment has ``VLLM_CPU_KVCACHE_SPACE``."""
@@ -212,6 +217,8 @@ def server_arguments(
         arguments += ["--max-loras", str(config.max_loras), "--max-cpu-loras", str(adapters_kept(config))]
     if parsers.tools is not None:
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parsers.tools]
+        if parsers.tools == BARE_JSON.name and not has_token(base_model, _LLAMA_TAG):
+            arguments += JSON_TOOLS_ARGUMENTS
     if parsers.reasoning is not None:
         arguments += ["--reasoning-parser", parsers.reasoning]
     if config.chat_template is not None:

@@ -23,7 +23,9 @@ CPU = InstalledVLLM(Path("/opt/env/bin/python"), "0.32.0", cpu=True)
 CUDA = InstalledVLLM(Path("/opt/env/bin/python"), "0.32.0", cpu=False)
 
 
-def arguments(installed: InstalledVLLM = CPU, base_model: str = "org/model", **settings) -> list[str]:
+def arguments(
+    installed: InstalledVLLM = CPU, base_model: str = "org/model", tools: str = "hermes", **settings
+) -> list[str]:
     return server_arguments(
         installed,
         base_model=base_model,
@@ -31,7 +33,7 @@ def arguments(installed: InstalledVLLM = CPU, base_model: str = "org/model", **s
         config=EngineConfig(**settings),
         lora=LoRAConfig(rank=12),
         port=4711,
-        parsers=Parsers("hermes", None, ""),
+        parsers=Parsers(tools, None, ""),
     )
 
 
@@ -64,6 +66,13 @@ def test_parallelism_and_a_template_reach_the_command_line_when_asked_for(tmp_pa
     assert value(command, "--data-parallel-size") == "4"
     assert value(command, "--chat-template") == str(template)
     assert not {"--tensor-parallel-size", "--data-parallel-size", "--chat-template"} & set(arguments(CUDA))
+
+
+def test_bare_json_is_read_by_our_parser_unless_the_vocabulary_is_llamas(tmp_path: Path):
+    assert Path(value(arguments(tools="llama3_json"), "--tool-parser-plugin")).is_file()
+    assert "--tool-parser-plugin" not in arguments(tools="hermes")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<|python_tag|>"}]}))
+    assert "--tool-parser-plugin" not in arguments(base_model=str(tmp_path), tools="llama3_json")
 
 
 def test_room_for_adapters_covers_the_trained_rank_and_every_served_version():

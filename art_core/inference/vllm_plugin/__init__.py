@@ -19,6 +19,8 @@ DIRECTORY = Path(__file__).resolve().parent
 ARGUMENTS = ("--middleware", "art_vllm.PackedTokens")
 """What the server's command line needs."""
 
+JSON_TOOLS_ARGUMENTS = ("--tool-parser-plugin", str(DIRECTORY / "art_json_tools.py"))
+"""What the command line of a server needs whose model writes tool calls as bare JSON."""
 
 DOOR_ARGUMENTS = ("--middleware", "art_versions.OneVersion")
 """What the command line of a server needs whose weights are replaced, or that sleeps."""
