@@ -5,11 +5,16 @@ Invariant: a path that holds something else is refused, and a model's directory 
 
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.errors import CheckpointError, ConfigError
 from art_core.inference.merging import merge
+from art_core.inference.model_families import TEMPLATE_FILE, read_facts
 from art_core.inference.vllm_merged import base_directory
 from art_core.training.checkpoints import Kept
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def write_adapter(policy: Kept, directory: Path) -> None:
@@ -28,8 +33,19 @@ def write_adapter(policy: Kept, directory: Path) -> None:
     policy.save_weights(directory)
 
 
-def write_model(policy: Kept, directory: Path) -> None:
+class Exported(Kept, Protocol):
+    """What a model's directory is written from."""
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """With the chat template that messages were rendered with."""
+        ...
+
+
+def write_model(policy: Exported, directory: Path) -> None:
     """Write the whole model as trained; an adapter is folded into the base model's weights.
+
+    Its chat template is the one that it was trained with.
 
     Raises:
         CheckpointError: the path is taken.
@@ -44,7 +60,16 @@ def write_model(policy: Kept, directory: Path) -> None:
         if policy.lora is None:
             trained.rename(directory)
         else:
-            merge(base_directory(policy.base_model), trained, directory)
+            model = merge(base_directory(policy.base_model), trained, Path(scratch) / "model")
+            _write_template(policy, model)
+            model.rename(directory)
+
+
+def _write_template(policy: Exported, model: Path) -> None:
+    """Let a model's directory render messages as the policy does, where its base model does otherwise."""
+    template: Any = policy.tokenizer.chat_template
+    if isinstance(template, str) and template != read_facts(str(model)).template:
+        (model / TEMPLATE_FILE).write_text(template, encoding="utf-8")
 
 
 def _is_adapter(directory: Path) -> bool:

@@ -466,3 +466,91 @@ async def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
         answer = await http.post(f"{engine.base_url}/chat/completions", json=body)
         assert answer.status_code == 400
         assert "no chat template" in answer.json()["error"]["message"]
+
+
+BARE_CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+
+
+@pytest.fixture
+async def bare(policy: PeftPolicy) -> AsyncGenerator[httpx.AsyncClient]:
+    async with (
+        serving(policy, tool_call_parser="llama3_json") as (engine, _),
+        httpx.AsyncClient(base_url=engine.base_url.removesuffix("/v1"), timeout=60) as http,
+    ):
+        yield http
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_bare_json_calls_are_parsed_and_what_is_none_stays_text(
+    bare: httpx.AsyncClient, says: Any, stream: bool
+) -> None:
+    """C03"""
+    ids = says(f'a {{b}} {{"c": 1}}\n{BARE_CALL};\n{BARE_CALL.replace("Paris", "Rome")} and {{"d')
+    asked = {"tools": [WEATHER], "max_tokens": 300, "return_token_ids": True, "logprobs": True}
+    if stream:
+        whole = joined(await events(bare, **asked))
+    else:
+        choice = (await post(bare, **asked)).json()["choices"][0]
+        whole = {
+            "content": choice["message"]["content"],
+            "calls": [call["function"] for call in choice["message"]["tool_calls"]],
+            "ids": choice["token_ids"],
+            "finish": choice["finish_reason"],
+        }
+    assert whole["content"] == 'a {b} {"c": 1}and {"d'
+    assert [json.loads(call["arguments"])["city"] for call in whole["calls"]] == ["Paris", "Rome"]
+    assert whole["ids"] == ids
+    assert whole["finish"] == "tool_calls"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_where_one_bare_call_is_wanted_the_first_is_given(
+    bare: httpx.AsyncClient, says: Any, stream: bool
+) -> None:
+    """There is no closing tag that could end the answer; vLLM, too, passes over the calls after the first."""
+    ids = says(f"{BARE_CALL};\n{BARE_CALL.replace('Paris', 'Rome')}")
+    asked = {"tools": [WEATHER], "parallel_tool_calls": False, "max_tokens": 300, "return_token_ids": True}
+    if stream:
+        whole = joined(await events(bare, **asked))
+        assert ([json.loads(c["arguments"]) for c in whole["calls"]], whole["ids"]) == (
+            [{"city": "Paris"}],
+            ids,
+        )
+        return
+    choice = (await post(bare, **asked)).json()["choices"][0]
+    [call] = choice["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
+    assert choice["token_ids"] == ids
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+async def test_a_bare_call_that_is_asked_for_is_begun_in_the_prompt(
+    bare: httpx.AsyncClient, says: Any, policy: PeftPolicy, choice: Any
+) -> None:
+    """C01"""
+    named = choice != "required"
+    ids = says(' {"city": "Paris"}}' if named else ' "get_weather", "arguments": {"city": "Paris"}}')
+    asked = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 100, "return_token_ids": True}
+    answer = (await post(bare, **asked)).json()
+    [call] = answer["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    opening = '{"name": "get_weather", "arguments":' if named else '{"name":'
+    assert str(policy.tokenizer.decode(answer["prompt_token_ids"])).endswith(f"assistant\n{opening}")
+    assert answer["choices"][0]["token_ids"] == ids
+
+
+async def test_a_model_whose_calls_cannot_be_read_serves_requests_without_tools(tmp_path: Path) -> None:
+    policy = tiny_policy(tmp_path)
+    template = policy.tokenizer.chat_template
+    assert isinstance(template, str)
+    policy.tokenizer.chat_template = template.replace("<tool_call>", "[TOOL_CALLS]")
+    async with (
+        serving(policy) as (engine, _),
+        httpx.AsyncClient(base_url=engine.base_url.removesuffix("/v1"), timeout=60) as http,
+    ):
+        assert (await post(http)).status_code == 200
+        refused = await post(http, tools=[WEATHER])
+    assert refused.status_code == 400
+    message = refused.json()["error"]["message"]
+    for said in ("'mistral'", "hermes and llama3_json", "EngineConfig.chat_template", "kind='vllm'"):
+        assert said in message
