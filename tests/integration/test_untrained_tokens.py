@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.tiny import tiny_model
 from helpers.training import group, step, trajectory
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from art_core.config import LoRAConfig, TrainConfig
@@ -19,6 +20,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "get_weather", "argu
 ASK = {"role": "user", "content": "weather?"}
 CALLS = [ASK, {"role": "assistant", "content": "", "tool_calls": [CALL]}]
 SAYS = [ASK, {"role": "assistant", "content": "hello"}]
+CACHE = Path(__file__).parents[2] / ".cache" / "models"
 SPREAD = group(*(trajectory(f"{i}", float(i), step(f"{i}", [5, 6], [7 + i, 9])) for i in range(2)))
 
 
@@ -90,3 +92,35 @@ def test_rows_of_zeros_are_alike_and_a_rows_length_says_nothing() -> None:
     rows[3:5] = 0
     rows[5] = 2 * rows[0]
     assert rows_alike(rows, [0, 1, 3]) == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("directory", "head", "untrained", "trained"),
+    [
+        (
+            "Qwen2.5-Coder-0.5B-Instruct",
+            "lm_head.weight",
+            ("<tool_call>", "</tool_call>", "<|image_pad|>"),
+            ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|fim_prefix|>"),
+        ),
+        (
+            "SmolLM2-135M-Instruct",
+            "model.embed_tokens.weight",
+            ("<jupyter_start>", "<empty_output>"),
+            ("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) and "-" in value else "",
+)
+def test_real_models_tokens_are_told_apart_by_their_rows(
+    directory: str, head: str, untrained: tuple[str, ...], trained: tuple[str, ...]
+) -> None:
+    weights = CACHE / directory / "model.safetensors"
+    if not weights.exists():
+        pytest.skip(f"{directory} is not prepared (python examples/prepare_model.py)")
+    tokenizer = AutoTokenizer.from_pretrained(CACHE / directory)
+    with safe_open(weights, framework="pt") as model:
+        rows = model.get_tensor(head)
+    alike = rows_alike(rows, [tokenizer.convert_tokens_to_ids(token) for token in untrained + trained])
+    assert all(count > FEW for count in alike[: len(untrained)]), alike
+    assert all(count <= FEW for count in alike[len(untrained) :]), alike
