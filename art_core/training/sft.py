@@ -105,7 +105,8 @@ def conversation_samples(
         if unsaid := [function for function in called if function not in answer]:
             raise ChatTemplateError(
                 f"{name}, message {turn}: the chat template leaves out the call of {', '.join(unsaid)}, so "
-                "what would be imitated is an answer without it; use a model whose template knows tools"
+                "what would be imitated is an answer without it; use a model whose template knows tools, or "
+                "name one that does with EngineConfig.chat_template"
             )
         completion = _answer_ids(tokenizer, answer)
         samples.append(
@@ -137,7 +138,7 @@ def render(
     if not tokenizer.chat_template:
         raise ChatTemplateError(
             f"{name}: the tokenizer of {tokenizer.name_or_path!r} has no chat template; use an instruct "
-            "model, or set tokenizer.chat_template"
+            "model, or name a template with EngineConfig.chat_template"
         )
     plain = [_plain(m, name) for m in messages]
     try:
@@ -165,6 +166,9 @@ def _plain(message: Message, name: str) -> dict[str, Any]:
             raise ChatTemplateError(f"{name}: only text can be trained on, a message has other content")
         content = "\n".join(part["text"] for part in parts)
     plain["content"] = content or ""
+    # Servers and their clients have two names for it; templates know this one.
+    if isinstance(thoughts := plain.pop("reasoning", None), str):
+        plain.setdefault("reasoning_content", thoughts)
     calls = plain.pop("tool_calls", None)
     if calls:
         plain["tool_calls"] = [{**call, "function": _parsed(call["function"])} for call in calls]

@@ -104,6 +104,17 @@ def test_a_template_that_leaves_tool_calls_out_is_refused_instead_of_imitating_w
         supervised_samples(tokenizer, [talk])
 
 
+def test_thoughts_reach_the_template_by_either_name_as_they_do_in_serving():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content or '' }}|{{ m.content }}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    for name in ("reasoning", "reasoning_content"):
+        [only] = conversation_samples(tokenizer, Conversation((user("a"), {**assistant("b"), name: "hm"})))
+        assert text(only.completion) == "hm|b<|im_end|>"
+
+
 def test_a_template_that_refuses_is_quoted_and_the_conversation_is_named():
     refused = [user("hello"), {"role": "system", "content": "too late"}, assistant("x")]
     with pytest.raises(ChatTemplateError, match=r"conversation 1: .*a system message must come first"):

@@ -29,7 +29,10 @@ def render(
     """
     plain = [_plain(message, index) for index, message in enumerate(messages)]
     if not tokenizer.chat_template:
-        raise ChatTemplateError("this model's tokenizer has no chat template; use an instruction-tuned model")
+        raise ChatTemplateError(
+            "this model's tokenizer has no chat template; use an instruction-tuned model, or name a template "
+            "with EngineConfig.chat_template"
+        )
     try:
         text = tokenizer.apply_chat_template(
             plain,
