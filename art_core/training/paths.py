@@ -183,9 +183,13 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
 def rate(policy: Policy, path: Path) -> float:
     """Places a second, forward and backward, over a small group of agent rollouts."""
     words = _vocabulary(policy)
-    prompt = tuple(i % words for i in range(2048))
+    whole = min(2560, policy.context_length or 2560)
+    answer = whole // 5
+    prompt = tuple(i % words for i in range(whole - answer))
     samples = [
-        Sample(prompt, tuple((7 * i + j) % words for j in range(512)), (None,) * 512, 1.0, f"{i}", f"{i}")
+        Sample(
+            prompt, tuple((7 * i + j) % words for j in range(answer)), (None,) * answer, 1.0, f"{i}", f"{i}"
+        )
         for i in range(8)
     ]
     tree = build_tree(samples)

@@ -25,7 +25,7 @@ def open_stream(engine: EngineUnderTest, body: dict[str, Any]) -> Iterator[Itera
 
 def test_64_streams_at_once_are_each_complete(engine: EngineUnderTest) -> None:
     def ask(number: int) -> tuple[list[int], int]:
-        body = engine.request(FREE, **EXACT, seed=number, max_tokens=8 + number % 5)
+        body = engine.request(FREE, **EXACT, seed=number, max_tokens=24 + number % 5)
         chunks = chunks_of(engine, {**body, "stream_options": {"include_usage": True}}, timeout=300)
         said = joined(chunks)
         assert said.finish == "length"
@@ -34,7 +34,7 @@ def test_64_streams_at_once_are_each_complete(engine: EngineUnderTest) -> None:
 
     with ThreadPoolExecutor(64) as pool:
         answers = list(pool.map(ask, range(64)))
-    assert [len(ids) for ids, _ in answers] == [8 + number % 5 for number in range(64)]
+    assert [len(ids) for ids, _ in answers] == [24 + number % 5 for number in range(64)]
     assert all(len(ids) == count for ids, count in answers)
     if "sampling" not in engine.lacks:
         assert len({tuple(ids) for ids, _ in answers}) == 64
