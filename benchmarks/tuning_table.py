@@ -38,7 +38,7 @@ def table(runs: Found) -> str:
         won = "{:9.1%} {:8.1%}".format(*rates) if rates else "        -        -"
         lines.append(
             f"{run['variant']:20} {run['seed']:4} {run['before']['win_rate']:11.1%} {won}"
-            f" {reward(run):7.3f} {entropy(run):>8} {len(run['steps']):6} {run['seconds'] / 60:8.1f}"
+            f" {reward(run):7.3f} {nats(entropy(run)):>8} {len(run['steps']):6} {run['seconds'] / 60:8.1f}"
         )
     return "\n".join(lines)
 
@@ -48,10 +48,15 @@ def reward(run: dict[str, Any]) -> float:
     return fmean(step["reward"] for step in run["steps"])
 
 
-def entropy(run: dict[str, Any]) -> str:
+def entropy(run: dict[str, Any]) -> float | None:
     """Mean entropy of the last steps, in nats; those in which nothing was trained have none."""
     known = [step["entropy"] for step in run["steps"][-LAST:] if step["entropy"] is not None]
-    return f"{fmean(known):.2f}" if known else "-"
+    return fmean(known) if known else None
+
+
+def nats(entropy: float | None) -> str:
+    """An entropy, where there is one."""
+    return "-" if entropy is None else f"{entropy:.2f}"
 
 
 def ordered(runs: Found) -> Found:
@@ -73,7 +78,7 @@ def markdown(runs: Found, form: Form) -> str:
         options = " ".join(form.variants[run["variant"]]).replace("--set ", "")
         changed = f"`{options}`" if options else "nothing"
         shares = (run["before"]["win_rate"], after["win_rate"], after["illegal_rate"])
-        figures = (*(f"{share:.1%}" for share in shares), f"{reward(run):.3f}", entropy(run))
+        figures = (*(f"{share:.1%}" for share in shares), f"{reward(run):.3f}", nats(entropy(run)))
         lines.append(f"| {changed} | {run['seed']} | {' | '.join(figures)} | {run['seconds'] / 60:.1f} |")
     return "\n".join((*lines, "", noise(runs)))
 
@@ -83,12 +88,18 @@ def noise(runs: Found) -> str:
     base = [run for run in ordered(runs) if run["variant"] == "base"]
     if len(base) < 2:
         return "One seed of the base: how far seeds alone lie apart is not known."
-    won = [100 * run["after"]["win_rate"] for run in base]
-    rewards = [reward(run) for run in base]
+    won = apart([100 * run["after"]["win_rate"] for run in base])
+    rewards = apart([reward(run) for run in base])
+    entropies = apart([entropy(run) or 0.0 for run in base])  # none: too sure for groups to have a spread
     return (
-        f"{len(base)} seeds of the base lie {max(won) - min(won):.1f} points of games won apart, and "
-        f"{max(rewards) - min(rewards):.3f} of mean reward."
+        f"{len(base)} seeds of the base lie {won:.1f} points of games won apart, {rewards:.3f} of mean "
+        f"reward, and {entropies:.2f} nats of entropy."
     )
+
+
+def apart(values: list[float]) -> float:
+    """From the smallest to the largest."""
+    return max(values) - min(values)
 
 
 def ratios(runs: Found) -> dict[str, float]:
@@ -129,22 +140,24 @@ def draw(runs: Found, picture: Path, note: str) -> None:
         for title, variants in PANELS.items()
         if (found := [run for run in ended if run["variant"] in variants])
     }
-    rows = -(-len(panels) // 3)
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
-        rows, 3, figsize=(10, 2.9 * rows), sharex=True, sharey=True, squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(max(6.5, 3.3 * columns), 0.6 + 2.6 * rows),
+        sharex=True,
+        sharey=True,
+        squeeze=False,
+        layout="constrained",
     )
     colours = ("#2a6f97", "#d98e04", "#4f8a4c", "#7b5ea7", "#c1443c")
     for axis, (title, found) in zip(axes.flat, panels.items(), strict=False):
-        for run in base:
-            rewards = smooth([step["reward"] for step in run["steps"]])
-            label = "base, each seed" if run is base[0] else None
-            axis.plot(range(1, len(rewards) + 1), rewards, color="#8a8f98", linewidth=1.2, label=label)
+        for run, style in zip(base, ("-", "--", ":", "-."), strict=False):
+            _curve(axis, run, color="#8a8f98", linewidth=1.2, linestyle=style)
         for run, colour in zip(found, colours, strict=False):
-            rewards = smooth([step["reward"] for step in run["steps"]])
-            label = (
-                run["variant"] if run["seed"] == base[0]["seed"] else f"{run['variant']}, seed {run['seed']}"
-            )
-            axis.plot(range(1, len(rewards) + 1), rewards, color=colour, linewidth=1.6, label=label)
+            _curve(axis, run, color=colour, linewidth=1.8)
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_title(title, fontsize=10, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -159,3 +172,8 @@ def draw(runs: Found, picture: Path, note: str) -> None:
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=110)
     plt.close(figure)
+
+
+def _curve(axis: Any, run: dict[str, Any], **style: Any) -> None:
+    rewards = smooth([step["reward"] for step in run["steps"]])
+    axis.plot(range(1, len(rewards) + 1), rewards, label=f"{run['variant']}, seed {run['seed']}", **style)

@@ -1,5 +1,6 @@
 """The tuning benchmark's forms and tables: no run is made."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from benchmarks.tuning_forms import CPU, FORMS
 from benchmarks.tuning_table import PANELS, draw, markdown, ratios
 from examples.tic_tac_toe.demo import Demo, parse_options
 
+ROOT = Path(__file__).parents[2]
 RUNS = [(form, variant) for form in FORMS for variant in FORMS[form].variants]
 
 
@@ -80,6 +82,7 @@ def test_the_table_has_the_base_first_and_says_how_far_its_seeds_lie_apart() -> 
     assert "2 seeds" in noise
     assert "20.0 points" in noise
     assert "0.250 of mean reward" in noise
+    assert "0.00 nats" in noise
     assert "not known" in markdown(FOUND[:2], CPU)
     assert ratios(FOUND) == {"gspo": pytest.approx(0.75), "base": pytest.approx(1.0)}
 
@@ -90,3 +93,11 @@ def test_the_picture_is_drawn_from_whole_runs_alone(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run of the base"):
         draw(FOUND[:3], tmp_path / "nothing.png", "a machine")
     assert not (tmp_path / "nothing.png").exists()
+
+
+def test_the_table_of_the_docs_is_that_of_the_results() -> None:
+    """Write it anew with ``python benchmarks/tuning.py --cpu --show``."""
+    kept = json.loads((ROOT / "benchmarks/results/tuning.json").read_text())["raw"]
+    assert kept["form"] == "cpu"
+    assert kept["base"] == list(CPU.base)
+    assert markdown(kept["runs"], CPU) in (ROOT / "docs/choosing-an-algorithm.md").read_text()
