@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the repository, when run as a script
 
 from benchmarks.train_step_job import Job, reset  # noqa: E402 - see the line above
-from benchmarks.train_step_ways import (  # noqa: E402 - see the line above
-    MERGED_PEERS,
-    NEEDS_UNSLOTH,
-    OURS,
-    TREES,
-    WAYS,
-    needs_missing,
-)
+from benchmarks.train_step_results import merged, ratios, read, table, write  # noqa: E402 - likewise
+from benchmarks.train_step_ways import NEEDS_UNSLOTH, WAYS, needs_missing  # noqa: E402 - likewise
 
 NAMES = {"135m": "SmolLM2-135M", "05b": "Qwen2.5-Coder-0.5B", "7b": "Qwen2 7B shape", "tiny": "tiny"}
 GIB = 2**30
@@ -228,123 +222,6 @@ def worker(spec: dict[str, Any], directory: str, out: Path) -> None:
     measure(spec, directory, note)
 
 
-def key(run: dict[str, Any]) -> tuple[Any, ...]:
-    ways = json.dumps(run["options"]), run["checkpointing"], run["rows"], run["budget"], run["groups"]
-    return run["model"], run["workload"], run["way"], *ways
-
-
-def merged(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Later runs of the same measurement take the place of earlier ones, unless they found nothing."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for run in runs:
-        if "step_s" in run or key(run) not in found:
-            found[key(run)] = run
-    return list(found.values())
-
-
-def best(runs: Sequence[dict[str, Any]], model: str, workload: str, ways: Iterable[str]) -> Any:
-    """The fastest run among some ways, or None."""
-    wanted = set(ways)
-    fitting = [
-        r
-        for r in runs
-        if r["model"] == model and r["workload"] == workload and r["way"] in wanted and "step_s" in r
-    ]
-    return max(fitting, key=lambda r: r["trained_tokens_per_s"], default=None)
-
-
-def ratios(runs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What the figures come to: trained tokens a second against others', memory likewise."""
-    found: dict[str, float] = {}
-
-    def compare(name: str, ours: Any, theirs: Any) -> None:
-        if ours and theirs:
-            found[name] = round(ours["trained_tokens_per_s"] / theirs["trained_tokens_per_s"], 3)
-            found[f"{name}_memory"] = round(ours["peak_gib"] / theirs["peak_gib"], 3)
-
-    models = list(dict.fromkeys(r["model"] for r in runs))
-    for model in models:
-        ours = best(runs, model, "w1", TREES)
-        compare(f"w1_tree_vs_best_peer_{model}", ours, best(runs, model, "w1", MERGED_PEERS))
-        for way in (*MERGED_PEERS, "packed_fused", "padded_fused"):
-            compare(f"w1_tree_vs_{way}_{model}", ours, best(runs, model, "w1", [way]))
-        compare(f"w1_tree_vs_step_rows_{model}", ours, best(runs, model, "w1", ["peft_step_rows"]))
-        compare(
-            f"w2_best_vs_peer_{model}",
-            best(runs, model, "w2", OURS),
-            best(runs, model, "w2", MERGED_PEERS),
-        )
-        compare(
-            f"w3_best_vs_peer_{model}",
-            best(runs, model, "w3", OURS),
-            best(runs, model, "w3", MERGED_PEERS),
-        )
-        sizes = {n: best(runs, model, f"g{n}", TREES) for n in (4, 8, 16, 32)}
-        if sizes[4] and sizes[32]:
-            cost = sizes[32]["step_s"] / sizes[4]["step_s"]
-            unique = sizes[32]["work"]["unique"] / sizes[4]["work"]["unique"]
-            found[f"group_32_vs_4_cost_per_unique_{model}"] = round(cost / unique, 3)
-    for name in ("w1_tree_vs_step_rows", "w2_best_vs_peer"):
-        values = [found[f"{name}_{m}"] for m in models if f"{name}_{m}" in found]
-        if values:
-            found[name] = min(values)
-    return found
-
-
-def table(runs: Sequence[dict[str, Any]]) -> str:
-    lines = [f"{'model':6} {'work':4} {'way':16} {'tokens/s':>9} {'GiB':>6} {'compile':>8} {'norm':>8}"]
-    for r in runs:
-        head = f"{r['model']:6} {r['workload']:4} {r['way']:16}"
-        if "step_s" in r:
-            lines.append(
-                f"{head} {r['trained_tokens_per_s']:9.0f} {r['peak_gib']:6.1f} "
-                f"{r['compile_s']:7.1f}s {r['grad_norm']:8.4f}"
-            )
-        if "error" in r:
-            lines.append(f"{head} {r['error'][:150]}")
-    return "\n".join(lines)
-
-
-def place_of(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The machine that made several results, which must be one.
-
-    Raises:
-        SystemExit: they are of different machines, so that their ratios would mean nothing.
-    """
-    places = [{name: r[name] for name in ("hardware", "versions", "gpu")} for r in results]
-    for place in places[1:]:
-        if place != places[0]:
-            raise SystemExit(f"results of different machines are not merged: {places[0]} and {place}")
-    return places[0]
-
-
-def write(out: Path, runs: Sequence[dict[str, Any]], place: dict[str, Any] | None = None) -> None:
-    """Results so far, beside the machine that made them; profiles go into files of their own."""
-    from benchmarks.environment import environment
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    kept: list[dict[str, Any]] = []
-    for run in runs:
-        if "operators" in run:
-            name = f"{out.stem}.profile.{run['model']}.{run['workload']}.{run['way']}.txt"
-            (out.parent / name).write_text(run["operators"])
-        kept.append(
-            {k: v for k, v in run.items() if k not in ("operators", "profile", "small", "seconds", "repeats")}
-        )
-    made = place or {**environment(), "gpu": gpu_name()}
-    result = {**made, "ratios": ratios(runs), "raw": {"runs": kept}}
-    out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def gpu_name() -> str | None:
-    """The GPU's name, asked of the driver so that this process holds no memory of it."""
-    try:
-        asked = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError):
-        return None
-
-
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(NAMES), default=None)
@@ -377,9 +254,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         worker(json.loads(spec), directory, Path(out))
         return
     if args.merge:
-        results = [json.loads(path.read_text()) for path in args.merge]
-        runs = merged(r for result in results for r in result["raw"]["runs"])
-        write(args.out, runs, place_of(results))
+        runs = merged(run for path in args.merge for run in read(path))
+        write(args.out, runs)
         print(table(runs), json.dumps(ratios(runs), indent=1), sep="\n")
         return
     small_ways = ["tree_fused", "tree_modules", "packed_fused", "peft_rows", "peft_step_rows"]

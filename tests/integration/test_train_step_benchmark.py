@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.train_step import main, merged, parse, ratios, specification
+from benchmarks.train_step import main, parse, specification
+from benchmarks.train_step_results import merged, ratios, read, write
 from benchmarks.train_step_work import SMALL, W1, W3, WORKLOADS, groups, trajectory_groups
+
+
+SAID = {"compile_s": 0.0, "grad_norm": 1.0}
 
 
 def run(way: str, speed: float | None, gib: float = 1.0, **other: Any) -> dict[str, Any]:
     spec = specification(parse([]), other.pop("model", "135m"), other.pop("workload", "w1"), way)
-    found = {} if speed is None else {"step_s": 1.0, "trained_tokens_per_s": speed, "peak_gib": gib}
+    found = {} if speed is None else {"step_s": 1.0, "trained_tokens_per_s": speed, "peak_gib": gib} | SAID
     return {**spec, **found, **other}
 
 
@@ -59,6 +63,25 @@ def test_a_failed_repetition_does_not_take_the_place_of_a_result():
     assert merged([good, bad]) == [good]
     assert merged([bad, good]) == [good]
     assert merged([good, run("trl", 12.0)])[0]["trained_tokens_per_s"] == 12.0
+
+
+def test_runs_of_several_machines_lie_in_one_file_and_are_compared_within_their_own(tmp_path: Path):
+    def machine(name: str, *runs: dict[str, Any]) -> Path:
+        path = tmp_path / f"{name}.json"
+        write(path, [{**r, "place": {"hardware": {"cores": 1}, "versions": {}, "gpu": name}} for r in runs])
+        return path
+
+    old = machine("old", run("tree_fused", 300.0), run("trl", 100.0), run("peft_step_rows", 10.0))
+    new = machine("new", run("tree_fused", 500.0), run("trl", 250.0))
+    both = tmp_path / "both.json"
+    main(["--merge", str(old), str(new), "--out", str(both)])
+    result = json.loads(both.read_text())
+    assert [m["gpu"] for m in result["machines"]] == ["old", "new"]
+    assert result["gpu"] == "new"
+    assert [r["machine"] for r in result["raw"]["runs"]] == [0, 0, 0, 1, 1]
+    assert result["ratios"]["w1_tree_vs_best_peer_135m"] == 2.0, "the newer machine's"
+    assert result["ratios"]["w1_tree_vs_step_rows"] == 30.0, "measured on the older one alone"
+    assert read(both) == [*read(old), *read(new)]
 
 
 def test_workloads_have_the_sizes_that_they_are_named_for():
