@@ -45,7 +45,7 @@ class ToolFormat:
 
 
 BARE_JSON_MARKER = "tool calls: bare JSON"
-"""In a template, a comment for example: the model is to write its calls as JSON objects alone."""
+"""In a template, a comment for example: the model is to write its calls as JSON alone, a list or objects."""
 
 TOOL_FORMATS: tuple[ToolFormat, ...] = (
     ToolFormat("llama3_json", (BARE_JSON_MARKER,)),

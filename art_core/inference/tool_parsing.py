@@ -10,7 +10,7 @@ and gives content and calls; the form also says how a prompt begins a call that 
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,17 +26,21 @@ class ParsedCall:
     arguments: str
 
 
-def parse_call(body: str, *, parameters: bool = False) -> ParsedCall | None:
-    """The call that a JSON object stands for; None when it is not one.
-
-    Args:
-        body: JSON text.
-        parameters: whether the arguments may be called ``parameters``, as Llama 3 does.
-    """
+def _load(body: str) -> Any:
+    """What JSON text means; None, which is no call, when it is none."""
     try:
-        value: Any = json.loads(body)
+        return json.loads(body)
     except (json.JSONDecodeError, RecursionError):
         return None
+
+
+def _as_call(value: Any, *, parameters: bool = False) -> ParsedCall | None:
+    """The call that a JSON value stands for; None when it is not one.
+
+    Args:
+        value: what was read.
+        parameters: whether the arguments may be called ``parameters``, as Llama 3 does.
+    """
     if not isinstance(value, dict):
         return None
     name, arguments = value.get("name"), value.get("arguments")
@@ -50,8 +54,8 @@ def parse_call(body: str, *, parameters: bool = False) -> ParsedCall | None:
 class ToolCallParser(ABC):
     """Splits text that arrives in pieces into content and calls.
 
-    A block is a part of the text that may turn out to be a call. White space around a call belongs to the
-    form, not to the content, and is dropped.
+    A block is a part of the text that may turn out to be a call, or several. White space around it belongs to
+    the form, not to the content, and is dropped.
     """
 
     separators = " \t\r\n\f\v"
@@ -66,8 +70,8 @@ class ToolCallParser(ABC):
         """Where the first block begins, or may have begun, and where it ends, once that is known."""
 
     @abstractmethod
-    def _read(self, block: str) -> ParsedCall | None:
-        """The call that a block is."""
+    def _read(self, block: str) -> Sequence[ParsedCall]:
+        """The calls that a block is; none when anything in it is not one."""
 
     def push(self, piece: str) -> Iterator[str | ParsedCall]:
         """Content and calls that are certain now, in order."""
@@ -79,26 +83,23 @@ class ToolCallParser(ABC):
             if end is None:
                 yield from self._content(sure)
                 return
-            call = self._read(self._text[start:end])
-            if call is None:
-                yield from self._content(end)
-            else:
+            calls = self._read(self._text[start:end])
+            if calls:
                 yield from self._content(sure)
-                yield self._call(call, end - sure)
+                yield from self._calls(calls, end - sure)
+            else:
+                yield from self._content(end)
 
     def finish(self) -> Iterator[str | ParsedCall]:
         """What is left at the end; a last block that was not closed counts when it is well-formed."""
         start, _ = self._block()
-        call = self._read(self._text[start:])
-        if call is None:
-            yield from self._content(len(self._text))
-        else:
-            yield self._call(call, len(self._text))
+        calls = self._read(self._text[start:])
+        yield from self._calls(calls, len(self._text)) if calls else self._content(len(self._text))
 
-    def _call(self, call: ParsedCall, end: int) -> ParsedCall:
+    def _calls(self, calls: Sequence[ParsedCall], end: int) -> Iterator[ParsedCall]:
         self._text = self._text[end:]
         self._after_call = True
-        return call
+        yield from calls
 
     def _content(self, end: int) -> Iterator[str]:
         content, self._text = self._text[:end], self._text[end:]
@@ -120,17 +121,20 @@ class HermesParser(ToolCallParser):
         close = self._text.find(CLOSE, start)
         return start, None if close < 0 else close + len(CLOSE)
 
-    def _read(self, block: str) -> ParsedCall | None:
+    def _read(self, block: str) -> Sequence[ParsedCall]:
         if not block.startswith(OPEN):
-            return None
-        return parse_call(block[len(OPEN) :].removesuffix(CLOSE))
+            return ()
+        call = _as_call(_load(block[len(OPEN) :].removesuffix(CLOSE)))
+        return () if call is None else (call,)
 
 
 class JsonParser(ToolCallParser):
-    """A bare JSON object, ``{"name": ..., "arguments": {...}}`` or with ``parameters``, as Llama 3 writes it.
+    """JSON without tags: ``{"name": ..., "arguments": {...}}``, or a list of such objects.
 
-    Calls stand one after the other, with white space or a semicolon between them. An object is looked at as a
-    whole, so a call inside another object is none.
+    ``parameters`` in place of ``arguments`` is read too, as Llama 3 writes it. Objects and lists stand one
+    after the other, with white space or a semicolon between them. Each is looked at as a whole, so a call
+    inside another object is none, and neither is one in a list that holds anything else. Only brackets that
+    an object follows are taken for a list.
     """
 
     separators = ToolCallParser.separators + ";"
@@ -142,12 +146,13 @@ class JsonParser(ToolCallParser):
         self._quoted = False
 
     def _block(self) -> tuple[int, int | None]:
-        begins = _OBJECT.search(self._text)
-        if begins is None:
-            return len(self._text), None
+        begins = next(found for found in _JSON.finditer(self._text) if found["block"] is not None)
         start = begins.start()
         if not begins["key"]:
             return start, None
+        # Brackets of the other kind say nothing about where it ends, if it is well-formed.
+        opens = self._text[start]
+        closes = {"{": "}", "[": "]"}[opens]
         # Looked at once, however small the pieces are: arguments may be as long as a file.
         for found in _STRUCTURE.finditer(self._text, start + self._seen):
             mark = found[0]
@@ -157,21 +162,29 @@ class JsonParser(ToolCallParser):
                     return start, None
             elif mark == '"':
                 self._quoted = not self._quoted
-            elif not self._quoted:
-                self._depth += 1 if mark == "{" else -1
+            elif not self._quoted and mark in (opens, closes):
+                self._depth += 1 if mark == opens else -1
                 if self._depth == 0:
                     self._seen = 0
                     return start, found.end()
         self._seen = len(self._text) - start
         return start, None
 
-    def _read(self, block: str) -> ParsedCall | None:
-        return parse_call(block, parameters=True)
+    def _read(self, block: str) -> Sequence[ParsedCall]:
+        value = _load(block)
+        if value is None and block.startswith("["):
+            value = _load(block + "]")  # an answer may end before the list does, with all that it says
+        values: list[Any] = value if isinstance(value, list) else [value]
+        calls = [_as_call(each, parameters=True) for each in values]
+        return () if None in calls else [call for call in calls if call is not None]
 
 
-_OBJECT = re.compile(r'\{(?=\s*(?:(?P<key>")|\Z))')
-"""An object with a key, or what may become one: braces of other texts are not waited for."""
-_STRUCTURE = re.compile(r'["{}]|\\.?', re.DOTALL)
+_JSON = re.compile(r'(?P<block>(?:\[[\[\s]*)?(?:\{\s*(?:(?P<key>")|\Z)|\Z))|\[[\[\s]*')
+"""A block: an object with a key, a list that begins with one, or what may become either; or the text's end.
+
+Braces and brackets of other texts are not waited for; a row of brackets is looked at once.
+"""
+_STRUCTURE = re.compile(r'["{}\[\]]|\\.?', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +194,9 @@ class ToolForm:
     Attributes:
         name: of vLLM's parser that reads it.
         parser: makes what reads one answer.
-        begin: how a prompt begins a call of any function.
+        begin: how a prompt begins calls of any functions.
         begin_named: what comes before a call's JSON object, where the prompt names its function.
-        end: ends an answer after its first call; None where nothing but the object's own end does.
+        end: ends an answer after its first call; None where nothing but the JSON's own end does.
         tags: texts that must be seen to read it, even where the tokenizer calls them special.
     """
 
@@ -205,7 +218,7 @@ class ToolForm:
 
 
 HERMES = ToolForm("hermes", HermesParser, f"{OPEN}\n", f"{OPEN}\n", CLOSE, (OPEN, CLOSE))
-BARE_JSON = ToolForm("llama3_json", JsonParser, '{"name":')
+BARE_JSON = ToolForm("llama3_json", JsonParser, '[{"name":', "[")
 
 FORMS: dict[str, ToolForm] = {form.name: form for form in (HERMES, BARE_JSON)}
 """By name."""

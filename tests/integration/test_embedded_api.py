@@ -469,6 +469,8 @@ async def test_a_model_without_a_template_says_so(tmp_path: Path) -> None:
 
 
 BARE_CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+TWO_CALLS = [f"{BARE_CALL};\n{BARE_CALL.replace('Paris', 'Rome')}"]
+TWO_CALLS.append(f"[{TWO_CALLS[0].replace(';', ',')}]")
 
 
 @pytest.fixture
@@ -481,11 +483,12 @@ async def bare(policy: PeftPolicy) -> AsyncGenerator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("two", TWO_CALLS, ids=["objects", "a list"])
 async def test_bare_json_calls_are_parsed_and_what_is_none_stays_text(
-    bare: httpx.AsyncClient, says: Any, stream: bool
+    bare: httpx.AsyncClient, says: Any, two: str, stream: bool
 ) -> None:
     """C03"""
-    ids = says(f'a {{b}} {{"c": 1}}\n{BARE_CALL};\n{BARE_CALL.replace("Paris", "Rome")} and {{"d')
+    ids = says(f'a {{b}} {{"c": 1}}\n{two} and {{"d')
     asked = {"tools": [WEATHER], "max_tokens": 300, "return_token_ids": True, "logprobs": True}
     if stream:
         whole = joined(await events(bare, **asked))
@@ -504,11 +507,12 @@ async def test_bare_json_calls_are_parsed_and_what_is_none_stays_text(
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("two", TWO_CALLS, ids=["objects", "a list"])
 async def test_where_one_bare_call_is_wanted_the_first_is_given(
-    bare: httpx.AsyncClient, says: Any, stream: bool
+    bare: httpx.AsyncClient, says: Any, two: str, stream: bool
 ) -> None:
     """There is no closing tag that could end the answer; vLLM, too, passes over the calls after the first."""
-    ids = says(f"{BARE_CALL};\n{BARE_CALL.replace('Paris', 'Rome')}")
+    ids = says(two)
     asked = {"tools": [WEATHER], "parallel_tool_calls": False, "max_tokens": 300, "return_token_ids": True}
     if stream:
         whole = joined(await events(bare, **asked))
@@ -524,19 +528,21 @@ async def test_where_one_bare_call_is_wanted_the_first_is_given(
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+@pytest.mark.parametrize("end", ["}]", "}"], ids=["closed", "the list left open"])
 async def test_a_bare_call_that_is_asked_for_is_begun_in_the_prompt(
-    bare: httpx.AsyncClient, says: Any, policy: PeftPolicy, choice: Any
+    bare: httpx.AsyncClient, says: Any, policy: PeftPolicy, choice: Any, end: str
 ) -> None:
     """C01"""
     named = choice != "required"
-    ids = says(' {"city": "Paris"}}' if named else ' "get_weather", "arguments": {"city": "Paris"}}')
+    ids = says((' {"city": "Paris"}' if named else ' "get_weather", "arguments": {"city": "Paris"}') + end)
     asked = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 100, "return_token_ids": True}
     answer = (await post(bare, **asked)).json()
     [call] = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-    opening = '{"name": "get_weather", "arguments":' if named else '{"name":'
+    opening = '[{"name": "get_weather", "arguments":' if named else '[{"name":'
     assert str(policy.tokenizer.decode(answer["prompt_token_ids"])).endswith(f"assistant\n{opening}")
     assert answer["choices"][0]["token_ids"] == ids
+    assert answer["choices"][0]["message"]["content"] is None
 
 
 async def test_a_model_whose_calls_cannot_be_read_serves_requests_without_tools(tmp_path: Path) -> None:

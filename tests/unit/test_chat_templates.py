@@ -80,7 +80,27 @@ def test_the_calls_that_it_writes_are_those_that_are_read() -> None:
         "Sunny everywhere.",
         "You are welcome.",
     ]
-    assert json.loads(answers[0].removesuffix("<|im_end|>"))["arguments"]["days"] == [1, {"of": "}"}]
+    [only] = json.loads(answers[0].removesuffix("<|im_end|>"))
+    assert only["arguments"]["days"] == [1, {"of": "}"}]
+    said, two = answers[1].removesuffix("<|im_end|>").split("\n")
+    assert (said, [c["name"] for c in json.loads(two)]) == ("And two more.", ["get_weather"] * 2)
+
+
+def test_the_model_is_told_of_lists_and_of_what_is_known_of_each_function_alone() -> None:
+    """Servers add fields that nobody gave; what is fine-tuned and what is served must not differ by them."""
+    bare = {"type": "function", "function": {"name": "now"}}
+    filled = {"type": "function", "function": {"name": "now", "description": None, "parameters": None}}
+    texts = [
+        str(tokenizer().apply_chat_template([TALK[1]], tools=[WEATHER, tool], tokenize=False))
+        for tool in (bare, filled)
+    ]
+    assert texts[0] == texts[1]
+    assert (
+        'describes one:\n{"name": "get_weather", "description": "«now»", "parameters": {"type": "object"}}\n'
+        '{"name": "now"}\n\n'
+        "To call a function, answer with a JSON list of calls and nothing else, like this:\n"
+        '[{"name": "<function>", "arguments": {"<parameter>": <value>}}]\n'
+    ) in texts[0]
 
 
 def test_results_of_parallel_calls_are_one_user_turn() -> None:
@@ -96,7 +116,7 @@ def test_arguments_that_are_no_json_are_rendered_as_they_were_written() -> None:
         tokenizer(), Conversation((TALK[1], {"role": "assistant", "content": "", "tool_calls": [broken]}))
     )
     assert str(tokenizer().decode(sample.completion)) == (
-        '{"name": "get_weather", "arguments": {"city": }<|im_end|>'
+        '[{"name": "get_weather", "arguments": {"city": }]<|im_end|>'
     )
 
 

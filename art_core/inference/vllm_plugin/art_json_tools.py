@@ -1,10 +1,10 @@
-"""Runs inside vLLM's API process: reads tool calls that are bare JSON objects, with any vocabulary.
+"""Runs inside vLLM's API process: reads tool calls that are bare JSON, with any vocabulary.
 
 Invariant: a stream and a whole answer say the same, and nothing that the model wrote is lost, whatever the
 pieces are; what is read is what the embedded engine reads, since the same code does.
 
 Why: vLLM's own ``llama3_json`` refuses every vocabulary without Llama 3's ``<|python_tag|>``, and its streams
-drop text that only begins like a call, and calls after a word of content.
+drop text that only begins like a call, and do not read lists of calls or calls after a word of content.
 
 vLLM imports this file by its path (``--tool-parser-plugin``), which registers the parser under that name. It
 imports nothing of ours but the parser of texts, from the file beside this package, and names vLLM's types
@@ -47,7 +47,7 @@ def build_parser(theirs: Any) -> type[Any]:
     texts: Any = _load_texts()
 
     class BareJsonToolParser(theirs.ToolParser):
-        """Calls as JSON objects with a name and ``arguments`` or ``parameters``."""
+        """Calls as JSON objects with a name and ``arguments`` or ``parameters``, or as lists of them."""
 
         engine_based_streaming = True  # vLLM then asks for what is held back when a stream ends
 
