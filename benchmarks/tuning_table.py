@@ -4,6 +4,7 @@ A row is one run. How far runs of the base with other seeds lie apart is said be
 from the base that is not larger may be chance.
 """
 
+import math
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -140,7 +141,7 @@ def draw(runs: Found, picture: Path, note: str) -> None:
         for title, variants in PANELS.items()
         if (found := [run for run in ended if run["variant"] in variants])
     }
-    columns = min(3, len(panels))
+    columns = min(3, math.ceil(math.sqrt(len(panels))))
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
         rows,
