@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from art_core.inference.chat_templates import CHATML_JSON_TOOLS
 from examples.email_research.agent import MOST_TOKENS
 from examples.options import PREPARED
 
@@ -13,6 +14,13 @@ def parse_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small model to answer questions about a mailbox.")
     parser.add_argument(
         "--model", default="qwen2.5-coder-0.5b", help=f"hub name, directory, or one of {', '.join(PREPARED)}"
+    )
+    parser.add_argument(
+        "--tool-format",
+        choices=("json", "model"),
+        default="json",
+        help="how tool calls are written: as bare JSON (models that speak ChatML), or as the model's own "
+        "template says",
     )
     parser.add_argument("--engine", choices=("embedded", "vllm"), default="embedded")
     parser.add_argument("--vllm-python", type=Path, help="interpreter of another environment that has vLLM")
@@ -61,3 +69,21 @@ def parse_options(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, help="the curve; default: in --out")
     parser.add_argument("--json", type=Path, help="all figures; default: in --out")
     return parser.parse_args(given)
+
+
+def chat_template(tool_format: str, base_model: str) -> Path | None:
+    """The template that makes a model write its calls in a format; None: its own.
+
+    Raises:
+        SystemExit: the format is not for models with this vocabulary.
+    """
+    if tool_format == "model":
+        return None
+    from transformers import AutoTokenizer
+
+    if "<|im_end|>" not in AutoTokenizer.from_pretrained(base_model).get_vocab():
+        raise SystemExit(
+            f"--tool-format json speaks ChatML, and {base_model} has no <|im_end|> to end a turn with; "
+            "take --tool-format model, which leaves the format to the model's own template"
+        )
+    return CHATML_JSON_TOOLS

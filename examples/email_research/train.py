@@ -49,7 +49,7 @@ from examples.email_research.display import (
 from examples.email_research.imitation import expert_answers, right_answers
 from examples.email_research.judging import judged, ruler_of
 from examples.email_research.mailbox import prepared
-from examples.email_research.options import parse_options
+from examples.email_research.options import chat_template, parse_options
 from examples.email_research.rewards import rules
 from examples.email_research.stopping import Stopping
 from examples.options import knobs, model_named
@@ -281,6 +281,7 @@ class Training:
             max_batch=max(options.concurrency, 1),
             python=options.vllm_python,
             gpu_memory_utilization=options.gpu_memory_utilization,
+            chat_template=chat_template(options.tool_format, self.model.config.base_model),
         )
         with self.console.status("loading the model"):
             await self.model.aregister(LocalBackend(engine=engine, root=options.out))

@@ -12,6 +12,7 @@ from fakes.vllm_server import FakeVLLM, Reply, ToolCall
 from helpers.judges import runs, told
 from helpers.researcher import SMALL, started, tiny_researcher, train
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from art_core.errors import OutOfMemoryError
 from art_core.inference.endpoint import StaticEndpoint
@@ -278,14 +279,22 @@ async def test_a_model_without_a_right_answer_of_its_own_is_told_so_and_not_trai
     assert figures["steps"] == []
 
 
+@pytest.mark.parametrize("tool_format", ["json", "model"])
 async def test_without_time_for_a_step_the_model_is_measured_and_no_more(
-    model: Path, tmp_path: Path, one_turn: None
+    model: Path, tmp_path: Path, one_turn: None, tool_format: str
 ) -> None:
-    assert await training(model, tmp_path, "--warm-start", "expert", "--minutes", "0").run() == 0
+    short = ("--warm-start", "expert", "--minutes", "0", "--tool-format", tool_format)
+    assert await training(model, tmp_path, *short).run() == 0
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["ended"] == "time"
     assert [e["name"] for e in figures["evaluations"]] == ["as it comes"]
     assert figures["warm_start"] is None
+    assert figures["options"]["tool_format"] == tool_format
+    with Store.open("email-research", tmp_path) as store:
+        [asked] = store.trajectories()
+    fed = str(AutoTokenizer.from_pretrained(model).decode(list(asked.steps[0].tokens.prompt)))
+    assert ("answer with a JSON list of calls" in fed) is (tool_format == "json")
+    assert ("<tool_call>" in fed) is (tool_format == "model")
 
 
 async def test_own_right_answers_are_imitated_and_a_fault_in_training_leaves_an_evaluation(

@@ -7,12 +7,17 @@ from datetime import date
 from pathlib import Path
 
 import pytest
+from helpers.tiny import tiny_tokenizer
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
+from art_core.inference.chat_templates import CHATML_JSON_TOOLS
 from art_langgraph import agather
 from examples.email_research import topics
 from examples.email_research.agent import MOST_TURNS, build_graph
 from examples.email_research.checking import dates, is_right, numbers
 from examples.email_research.mailbox import Mailbox, MailboxError, build
+from examples.email_research.options import chat_template, parse_options
 from examples.email_research.policies import clueless, expert
 from examples.email_research.rewards import rules
 from examples.email_research.world import MAILS, Inbox, Mail, inboxes, own_words
@@ -221,6 +226,22 @@ def test_knobs_are_json_or_else_text_and_models_that_are_not_prepared_go_by_thei
         "gamma": None,
     }
     assert model_named("somebody/a-model") == "somebody/a-model"
+
+
+def test_calls_are_json_unless_the_models_own_format_is_asked_for_or_it_speaks_no_chatml(
+    tmp_path: Path,
+) -> None:
+    assert [parse_options(given).tool_format for given in ([], ["--tool-format", "model"])] == [
+        "json",
+        "model",
+    ]
+    assert chat_template("model", "no/such-model") is None
+    tiny_tokenizer().save_pretrained(tmp_path / "chatml")
+    assert chat_template("json", str(tmp_path / "chatml")) == CHATML_JSON_TOOLS
+    words = Tokenizer(models.WordLevel({"word": 0, "?": 1}, unk_token="?"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(tmp_path / "words")
+    with pytest.raises(SystemExit, match=r"words has no <\|im_end\|> .* take --tool-format model"):
+        chat_template("json", str(tmp_path / "words"))
 
 
 # -- rewards -------------------------------------------------------------------------------------------
