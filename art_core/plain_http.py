@@ -21,6 +21,14 @@ from art_core.errors import ArtError
 KEPT_SECONDS = 4.0
 """How long a connection may be idle and be used again; servers commonly close theirs after 5."""
 
+SERVER_KEPT_SECONDS = 600
+"""How long servers of ours leave an idle connection open.
+
+Whoever closes first breaks what the other is just sending: that must be the client, who knows what it is
+about to send. So this is longer than clients and load balancers commonly keep theirs (OpenAI's SDK 5 s,
+aiohttp 15, AWS 60, Go 90), by more than a busy client's event loop may lag behind.
+"""
+
 _HIGH_WATER = 1 << 20
 """Bytes of an answer that may wait for their reader before the server is held back."""
 
@@ -52,6 +60,7 @@ class _Connection(asyncio.Protocol):
         self._paused = False
         self.idle_since = 0.0
         self.closed = False
+        self._dropped = False
         self._reset()
         self.complete = True  # nothing is asked yet
 
@@ -59,7 +68,7 @@ class _Connection(asyncio.Protocol):
         self.status = 0
         self.headers: Headers = []
         self.complete = False
-        self._head = self._lasts = False
+        self._head = self._lasts = self._heard = False
         self._pieces: deque[bytes] = deque()
         self._waiting_bytes = 0
 
@@ -131,6 +140,11 @@ class _Connection(asyncio.Protocol):
         """Whether it may be used again, now that an answer is complete."""
         return self.complete and self._lasts and not self.closed
 
+    @property
+    def refused(self) -> bool:
+        """Whether the server closed it without a byte of the answer."""
+        return self._dropped and not self._heard
+
     def abort(self) -> None:
         """Close it at once."""
         self.closed = True
@@ -145,6 +159,7 @@ class _Connection(asyncio.Protocol):
         if self.complete:  # nobody has asked for this
             self.abort()
             return
+        self._heard = True
         try:
             self._parser.feed_data(data)
         except HttpParserError as broken:
@@ -156,6 +171,7 @@ class _Connection(asyncio.Protocol):
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._dropped = not self.closed
         self.closed = True
         if not self.complete and self._problem is None:
             if self._head and exc is None and self._ends_with_connection():
@@ -241,9 +257,16 @@ class Answer:
 
 
 class HttpPool:
-    """The connections of one event loop."""
+    """The connections of one event loop.
 
-    def __init__(self) -> None:
+    Args:
+        resends: whether a request is sent once more, over a new connection, when the server closes one that
+            was kept without a byte of an answer: most likely it closed it while the request was on its way
+            (RFC 9112, 9.3.1 and 9.6). For requests of which a second one does no harm.
+    """
+
+    def __init__(self, *, resends: bool = False) -> None:
+        self._resends = resends
         self._idle: dict[tuple[str, int], list[_Connection]] = {}
         self._open: set[_Connection] = set()
 
@@ -260,7 +283,23 @@ class HttpPool:
         Raises:
             HttpError: there is none.
         """
-        connection = self._idle_one(place) or await self._connect(place, connect_timeout)
+        kept = self._idle_one(place)
+        if kept is None:
+            return await self._ask(place, await self._connect(place, connect_timeout), request, read_timeout)
+        try:
+            return await self._ask(place, kept, request, read_timeout)
+        except HttpError as closed:
+            if not (self._resends and kept.refused):
+                raise
+            try:
+                fresh = await self._connect(place, connect_timeout)
+            except HttpError:
+                raise closed from None  # the server took the request, and is gone
+        return await self._ask(place, fresh, request, read_timeout)
+
+    async def _ask(
+        self, place: tuple[str, int], connection: _Connection, request: bytes, read_timeout: float | None
+    ) -> Answer:
         try:
             connection.send(request)
             await connection.head(read_timeout)

@@ -27,6 +27,7 @@ from art_core.exchange import UNFINISHED as UNFINISHED
 from art_core.exchange import Exchange as Exchange
 from art_core.exchange import exchange_of
 from art_core.inference.availability import MAX_LIVES, Availability, HeldTooLongError
+from art_core.plain_http import KEPT_SECONDS
 from art_core.plain_transport import PlainTransport
 from art_core.sdk_http import httpx
 
@@ -363,7 +364,9 @@ def _rebuilt(client: Any, request: httpx.Request) -> Any:
 
 def _limits(max_connections: int) -> httpx.Limits:
     return httpx.Limits(
-        max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=5.0
+        max_connections=max_connections,
+        max_keepalive_connections=max_connections,
+        keepalive_expiry=KEPT_SECONDS,
     )
 
 

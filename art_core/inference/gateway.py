@@ -26,6 +26,7 @@ from art_core.inference.gateway_proxy import Proxy
 from art_core.inference.gateway_routing import Replica, Router
 from art_core.inference.gateway_sessions import Sessions
 from art_core.inference.gateway_upstream import Upstream
+from art_core.plain_http import SERVER_KEPT_SECONDS
 from art_core.recording import Rollout, Sink
 
 _BACKLOG = 4096
@@ -108,6 +109,7 @@ class Gateway:
             log_config=None,
             log_level="critical",  # a stream that the server cut ends without its end: no error of ours
             backlog=_BACKLOG,
+            timeout_keep_alive=SERVER_KEPT_SECONDS,
             timeout_graceful_shutdown=_STOP_SECONDS,
         )
         server = self._server = uvicorn.Server(config)

@@ -11,7 +11,7 @@ from urllib.request import getproxies
 
 import httpx
 
-from art_core.plain_http import Answer, HttpError, HttpPool, request_bytes
+from art_core.plain_http import KEPT_SECONDS, Answer, HttpError, HttpPool, request_bytes
 
 CONNECT_SECONDS = 10.0
 """How long a server may take to accept a connection. Waiting for its answer is the client's choice."""
@@ -145,10 +145,12 @@ class Transport:
 
     def __init__(self, *, max_idle: int, local: bool) -> None:
         self._places: dict[str, _Place] = {}
-        self._pool = HttpPool()
+        self._pool = HttpPool(resends=True)  # sampling twice is harmless
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_idle),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=max_idle, keepalive_expiry=KEPT_SECONDS
+            ),
             trust_env=not local,  # no proxy of the environment stands between us and this machine
         )
 

@@ -20,6 +20,7 @@ from art_core.inference.model_families import Parsers, choose_parsers, has_token
 from art_core.inference.tool_parsing import BARE_JSON
 from art_core.inference.vllm_compat import SERVER_MODULE, check_version
 from art_core.inference.vllm_plugin import JSON_TOOLS_ARGUMENTS
+from art_core.plain_http import SERVER_KEPT_SECONDS
 from art_core.types import PolicyVersion
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -253,6 +254,7 @@ def server_environment(
         "PYTHONSAFEPATH": "1",
     }
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    env.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", str(SERVER_KEPT_SECONDS))
     if sleeps(installed, config):
         # A trainer's setting that vLLM's allocator for sleep refuses to work with.
         for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):

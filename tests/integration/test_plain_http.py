@@ -91,6 +91,74 @@ async def test_connection_that_the_server_closed_is_not_used_again() -> None:
         pool.close()
 
 
+async def test_request_that_met_a_connection_being_closed_is_sent_over_a_new_one() -> None:
+    pool = HttpPool(resends=True)
+    async with server(WHOLE, None, close=True) as (place, connections):
+        assert await ask(pool, place) == b"hi"
+        assert await ask(pool, place) == b"hi"
+        assert connections == [2, 1]
+        pool.close()
+
+
+async def test_request_that_may_not_be_sent_twice_ends_with_the_connection_it_met() -> None:
+    pool = HttpPool()
+    async with server(WHOLE, None, close=True) as (place, connections):
+        assert await ask(pool, place) == b"hi"
+        with pytest.raises(HttpError, match="without an answer"):
+            await ask(pool, place)
+        assert connections == [2]
+        pool.close()
+
+
+async def test_request_that_a_new_connection_refuses_too_is_an_error() -> None:
+    answered = asyncio.Event()
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(REQUEST))
+        if not answered.is_set():
+            answered.set()
+            writer.write(WHOLE)
+            await reader.readexactly(len(REQUEST))
+        writer.close()
+
+    pool = HttpPool(resends=True)
+    async with await asyncio.start_server(once, "127.0.0.1", 0) as listening:
+        place: Place = listening.sockets[0].getsockname()[:2]
+        assert await ask(pool, place) == b"hi"
+        with pytest.raises(HttpError, match="without an answer") as raised:
+            await ask(pool, place)
+        assert raised.value.kind == "read"
+        pool.close()
+
+
+async def test_request_that_was_sent_to_a_server_which_then_is_gone_does_not_count_as_unsent() -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(REQUEST))
+        writer.write(WHOLE)
+        await reader.readexactly(len(REQUEST))
+        listening.close()
+        writer.close()
+
+    pool = HttpPool(resends=True)
+    listening = await asyncio.start_server(once, "127.0.0.1", 0)
+    place: Place = listening.sockets[0].getsockname()[:2]
+    assert await ask(pool, place) == b"hi"
+    with pytest.raises(HttpError) as raised:
+        await ask(pool, place)
+    assert raised.value.kind == "read"
+    pool.close()
+
+
+async def test_answer_that_broke_off_on_a_kept_connection_is_not_asked_for_again() -> None:
+    pool = HttpPool(resends=True)
+    async with server(WHOLE, WHOLE[:9], close=True) as (place, connections):
+        assert await ask(pool, place) == b"hi"
+        with pytest.raises(HttpError):
+            await ask(pool, place)
+        assert connections == [2]
+        pool.close()
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -126,6 +126,12 @@ def test_the_environment_allows_adapters_at_run_time_and_keeps_what_the_user_set
     assert "VLLM_CPU_KVCACHE_SPACE" not in server_environment(CUDA, EngineConfig(), {})
 
 
+def test_vllm_keeps_idle_connections_for_longer_than_its_clients_unless_the_user_says_how_long():
+    name = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+    assert float(server_environment(CUDA, EngineConfig(), {})[name]) >= 120
+    assert server_environment(CUDA, EngineConfig(), {name: "7"})[name] == "7"
+
+
 def test_a_trainers_process_group_is_not_passed_on():
     env = server_environment(
         CUDA, EngineConfig(), {"RANK": "1", "MASTER_ADDR": "h", "CUDA_VISIBLE_DEVICES": "1"}

@@ -11,6 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from art_core.errors import EngineError
+from art_core.plain_http import SERVER_KEPT_SECONDS
 
 
 class ServerThread:
@@ -26,7 +27,14 @@ class ServerThread:
         self._host = host
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
-        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            timeout_keep_alive=SERVER_KEPT_SECONDS,
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._run, name="embedded-http", daemon=True)
 
