@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.json_tools import check_lesson, json_tools_model
+from helpers.json_tools import WEATHER, check_lesson, json_tools_model
 from helpers.tiny import tiny_tokenizer
 
 from art_core.inference.tool_parsing import BARE_JSON, ParsedCall
@@ -73,3 +73,29 @@ def test_streams_and_whole_answers_say_what_the_embedded_engine_says(
         said += delta.content or ""
         made |= {c.index: (c.function.name, c.function.arguments) for c in delta.tool_calls or ()}
     assert (said, [made[i] for i in sorted(made)]) == (content, calls)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("asks", [{}, {"tools": [WEATHER], "tool_choice": "none"}, {"tools": [WEATHER]}])
+@pytest.mark.parametrize("text", [f"[{CALL}, {CALL}]", f"[{CALL}", CALL, f'[{CALL}, {{"a'])
+def test_through_vllms_own_hands_nothing_is_lost_with_tools_and_without(
+    theirs: Any, text: str, asks: dict[str, Any], stream: bool
+) -> None:
+    """C08: what only looks like a call is an answer where no tools were given."""
+    delegating = importlib.import_module("vllm.parser.abstract_parser").DelegatingParser
+    handler = type("Handler", (delegating,), {"tool_parser_cls": build_parser(theirs)})(tiny_tokenizer())
+    request = theirs.ChatCompletionRequest(messages=[{"role": "user", "content": "?"}], model="m", **asks)
+    content, names = "", list[str]()
+    if stream:
+        for at, piece in enumerate(text):
+            ended = at == len(text) - 1
+            if (delta := handler.parse_delta(piece, [at], request, [], finished=ended)) is not None:
+                content += delta.content or ""
+                names += [c.function.name for c in delta.tool_calls or ()]
+    else:
+        _, said, calls = handler.parse(text, request, enable_auto_tools=True)
+        content, names = said or "", [c.name for c in calls or ()]
+    reads = BARE_JSON.parser()
+    known = [*reads.push(text), *reads.finish()]
+    made = [p.name for p in known if isinstance(p, ParsedCall)] if asks == {"tools": [WEATHER]} else []
+    assert (content, names) == ("" if made else text, made)

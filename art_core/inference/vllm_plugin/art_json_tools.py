@@ -59,6 +59,10 @@ def build_parser(theirs: Any) -> type[Any]:
 
         def extract_tool_calls(self, model_output: str, request: Any) -> Any:
             """Content and calls of a whole answer."""
+            if _is_text(request):
+                return theirs.ExtractedToolCallInformation(
+                    tools_called=False, tool_calls=[], content=model_output
+                )
             parser = texts.JsonParser()
             content, calls = _apart([*parser.push(model_output), *parser.finish()])
             found = [
@@ -82,6 +86,8 @@ def build_parser(theirs: Any) -> type[Any]:
             request: Any,
         ) -> Any:
             """What the newest piece makes certain; None when nothing is."""
+            if _is_text(request):
+                return theirs.DeltaMessage(content=delta_text) if delta_text else None
             return self._delta(self._texts.push(delta_text))
 
         def finish_streaming(self) -> Any:
@@ -111,6 +117,11 @@ def build_parser(theirs: Any) -> type[Any]:
             return theirs.DeltaMessage(**said, **({"tool_calls": deltas} if deltas else {}))
 
     return BareJsonToolParser
+
+
+def _is_text(request: Any) -> bool:
+    """Whether no call is wanted: vLLM then drops those that are read, also where no tools were given."""
+    return getattr(request, "tool_choice", None) == "none"
 
 
 def _apart(parts: Iterable[Any]) -> tuple[str, list[Any]]:
