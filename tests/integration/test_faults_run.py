@@ -123,10 +123,10 @@ async def faulty_run(graph: Any, server: FakeVLLM, sink: Sink, scenarios: int) -
     return [t for group in gathered for t in group]
 
 
-def check(trajectories: list[Trajectory], server: FakeVLLM, store: Store) -> None:
+def check(trajectories: list[Trajectory], server: FakeVLLM, store: Store, *, resent: int = 0) -> None:
     assert [p for t in trajectories for p in problems_of(t)] == []
     failed = [t for t in trajectories if t.failure is not None]
-    assert len(failed) == server.faults.total()
+    assert len(failed) == server.faults.total() - resent
     assert Counter(t.failure.cause for t in failed if t.failure)["timeout"] == server.faults["stall"]
     assert {t.id: t for t in store.trajectories()} == {t.id: t for t in trajectories}
 
@@ -146,4 +146,7 @@ async def test_the_same_through_the_gateway(store: Store) -> None:
     with FakeVLLM(answer) as server, Gateway(StaticEndpoint(server.base_url, MODEL)) as gateway:
         llm = ChatOpenAI(model=MODEL, base_url=gateway.base_url, api_key=SecretStr("none"), max_retries=0)
         trajectories = await faulty_run(build(llm), server, store.sink(), SCENARIOS // 5)
-        check(trajectories, server, store)
+        # The gateway sends again what a kept connection dropped: the client never knows.
+        resent = len(server.bodies) - sum(len(t.steps) for t in trajectories)
+        assert 0 < resent <= server.faults["drop"]
+        check(trajectories, server, store, resent=resent)
