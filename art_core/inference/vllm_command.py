@@ -16,7 +16,13 @@ from typing import Any
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
-from art_core.inference.model_families import Parsers, choose_parsers, has_token, read_facts
+from art_core.inference.model_families import (
+    BARE_JSON_MARKER,
+    Parsers,
+    choose_parsers,
+    has_token,
+    read_facts,
+)
 from art_core.inference.tool_parsing import BARE_JSON
 from art_core.inference.vllm_compat import SERVER_MODULE, check_version
 from art_core.inference.vllm_plugin import JSON_TOOLS_ARGUMENTS
@@ -181,6 +187,12 @@ def adapters_kept(config: EngineConfig) -> int:
     return kept
 
 
+def _wants_our_parser(base_model: str, config: EngineConfig) -> bool:
+    """Whether vLLM's own parser of bare JSON refuses the model, or misses lists of calls in its streams."""
+    template = read_facts(base_model, config.chat_template).template or ""
+    return BARE_JSON_MARKER in template or not has_token(base_model, _LLAMA_TAG)
+
+
 def server_arguments(
     installed: InstalledVLLM,
     *,
@@ -218,7 +230,7 @@ def server_arguments(
         arguments += ["--max-loras", str(config.max_loras), "--max-cpu-loras", str(adapters_kept(config))]
     if parsers.tools is not None:
         arguments += ["--enable-auto-tool-choice", "--tool-call-parser", parsers.tools]
-        if parsers.tools == BARE_JSON.name and not has_token(base_model, _LLAMA_TAG):
+        if parsers.tools == BARE_JSON.name and _wants_our_parser(base_model, config):
             arguments += JSON_TOOLS_ARGUMENTS
     if parsers.reasoning is not None:
         arguments += ["--reasoning-parser", parsers.reasoning]

@@ -6,6 +6,7 @@ from fakes.vllm_interpreter import fake_interpreter
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.errors import ConfigError, EngineError
+from art_core.inference.chat_templates import CHATML_JSON_TOOLS
 from art_core.inference.model_families import Parsers
 from art_core.inference.processes import log_tail
 from art_core.inference.vllm import VLLMEngine
@@ -68,11 +69,13 @@ def test_parallelism_and_a_template_reach_the_command_line_when_asked_for(tmp_pa
     assert not {"--tensor-parallel-size", "--data-parallel-size", "--chat-template"} & set(arguments(CUDA))
 
 
-def test_bare_json_is_read_by_our_parser_unless_the_vocabulary_is_llamas(tmp_path: Path):
+def test_bare_json_is_read_by_our_parser_unless_vocabulary_and_template_are_llamas(tmp_path: Path):
     assert Path(value(arguments(tools="llama3_json"), "--tool-parser-plugin")).is_file()
     assert "--tool-parser-plugin" not in arguments(tools="hermes")
     (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": [{"content": "<|python_tag|>"}]}))
     assert "--tool-parser-plugin" not in arguments(base_model=str(tmp_path), tools="llama3_json")
+    asked_for_lists = {"tools": "llama3_json", "chat_template": CHATML_JSON_TOOLS}
+    assert "--tool-parser-plugin" in arguments(base_model=str(tmp_path), **asked_for_lists)
 
 
 def test_room_for_adapters_covers_the_trained_rank_and_every_served_version():
