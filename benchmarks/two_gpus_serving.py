@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import time
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
 import torch
 
 from art_core.backends.making import make_engine
@@ -18,6 +19,7 @@ from art_core.config import EngineConfig, LoRAConfig, TrainableModelConfig
 from art_core.inference.engine import Engine
 from art_core.inference.gateway_routing import ReplicaState
 from art_core.inference.replicas import ReplicaSet
+from art_core.plain_http import HttpError, HttpPool, request_bytes
 from art_core.types import PolicyVersion
 from benchmarks.two_gpus_together import model_directory
 
@@ -159,8 +161,12 @@ class Load:
     by_version: dict[str, int] = field(default_factory=dict)
 
     async def __aenter__(self) -> "Load":
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        self._http = httpx.AsyncClient(timeout=PATIENCE, limits=limits, verify=False)
+        # httpx looks at every connection for each request: with hundreds of them it is what is measured.
+        self._pool = HttpPool()
+        url = urlsplit(f"{self.engine.base_url}/chat/completions")
+        self._place = (url.hostname or "", url.port or 80)
+        self._path = url.path.encode()
+        self._headers = [(b"host", url.netloc.encode()), (b"content-type", b"application/json")]
         self._going = True
         self._asking = [asyncio.create_task(self._ask(i)) for i in range(self.concurrency)]
         return self
@@ -168,7 +174,7 @@ class Load:
     async def __aexit__(self, *_: object) -> None:
         self._going = False
         await asyncio.gather(*self._asking)
-        await self._http.aclose()
+        self._pool.close()
 
     async def _ask(self, number: int) -> None:
         asked = 0
@@ -185,16 +191,26 @@ class Load:
             }
             began = time.perf_counter()
             try:
-                answer = await self._http.post(f"{self.engine.base_url}/chat/completions", json=body)
-                answer.raise_for_status()
-                self.tokens += answer.json()["usage"]["completion_tokens"]
-            except (httpx.HTTPError, KeyError, ValueError) as lost:
+                self.tokens += await self._post(body)
+            except (HttpError, KeyError, ValueError) as lost:
                 self.failed += 1
                 self.failures = [*self.failures, f"{type(lost).__name__}: {lost}"[:300]][:5]
                 await asyncio.sleep(0.1)  # a server that refuses at once must not be flooded
             self.longest = max(self.longest, time.perf_counter() - began)
             self.done += 1
             self.by_version[version.name] = self.by_version.get(version.name, 0) + 1
+
+    async def _post(self, body: dict[str, Any]) -> int:
+        """Ask once; returns the tokens of the answer."""
+        content = json.dumps(body).encode()
+        headers = [*self._headers, (b"content-length", b"%d" % len(content))]
+        request = request_bytes("POST", self._path, headers, content)
+        answer = await self._pool.send(self._place, request, read_timeout=PATIENCE)
+        answer.timeout = PATIENCE
+        said = await answer.read()
+        if answer.status != 200:
+            raise ValueError(f"HTTP {answer.status}: {said[:200]!r}")
+        return json.loads(said)["usage"]["completion_tokens"]
 
     async def answered(self, more: int) -> None:
         """Wait until so many more have been answered."""
