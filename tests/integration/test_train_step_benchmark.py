@@ -11,7 +11,6 @@ from benchmarks.train_step import main, parse, specification
 from benchmarks.train_step_results import merged, ratios, read, write
 from benchmarks.train_step_work import SMALL, W1, W3, WORKLOADS, groups, trajectory_groups
 
-
 SAID = {"compile_s": 0.0, "grad_norm": 1.0}
 
 
