@@ -7,6 +7,7 @@ under its reason.
 step of a policy is trained, except those that a later attempt superseded.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,12 +22,12 @@ SUPERSEDED = "superseded by a later attempt"
 NOT_SELECTED = "not selected for training"
 
 
-class Selection:
+class Selection(ABC):
     """A choice of steps; combine with ``&``, ``|`` and ``~``."""
 
+    @abstractmethod
     def __call__(self, step: Step) -> bool:
         """Whether the step is chosen."""
-        raise NotImplementedError
 
     def __and__(self, other: "Selection | Predicate") -> "Selection":
         return _All(self, as_selection(other))
@@ -118,8 +119,8 @@ class _Named(Selection):
         candidates = self._names_of(step)
         return any(fnmatchcase(candidate, name) for candidate in candidates for name in self.names)
 
-    def _names_of(self, step: Step) -> Iterable[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _names_of(self, step: Step) -> Iterable[str]: ...
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(map(repr, self.names))})"

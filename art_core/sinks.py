@@ -4,6 +4,7 @@ Invariant: a step whose recording was acknowledged is in the sink.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
@@ -11,12 +12,12 @@ from typing import Any, Protocol, runtime_checkable
 from art_core.types import Span, Step, Trajectory
 
 
-class Acknowledgement(Future[None]):
+class Acknowledgement(Future[None], ABC):
     """The future of a sink that gathers writes: `hurry` says that somebody waits for this one."""
 
+    @abstractmethod
     def hurry(self) -> None:
         """Keep what it stands for without waiting for more to keep with it."""
-        raise NotImplementedError
 
 
 class Sink(Protocol):

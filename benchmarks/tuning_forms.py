@@ -20,11 +20,19 @@ class Form:
 
 
 SHARED: dict[str, tuple[str, ...]] = {
-    "dr_grpo": ("--set", "loss=dr_grpo"),
+    "base": (),
+    "mean": ("--set", "advantage=mean"),
+    "rate_1e-4": ("--learning-rate", "1e-4"),
+    "rate_5e-4": ("--learning-rate", "5e-4"),
     "dapo": ("--set", "loss=dapo"),
+    "dr_grpo": ("--set", "loss=dr_grpo"),
     "gspo": ("--set", "loss=gspo"),
     "cispo": ("--set", "loss=cispo"),
+    "rank_4": ("--lora-rank", "4"),
+    "clip_0.4": ("--set", "clip_low=0.4", "--set", "clip_high=0.4"),
+    "leave_one_out": ("--set", "advantage=leave_one_out"),
 }
+"""Variants of both forms; what is asked most comes first."""
 GPU = Form(
     base=(
         *("--mixed-opponents", "--opponents", "64", "--group-size", "16", "--steps", "22"),
@@ -32,21 +40,14 @@ GPU = Form(
         *("--set", "epochs=4", "--set", "entropy_target=0.15"),
     ),
     variants={
-        "base": (),
         **SHARED,
-        "mean": ("--set", "advantage=mean"),
-        "leave_one_out": ("--set", "advantage=leave_one_out"),
         "no_entropy_target": ("--set", "entropy_target=null"),
         "one_update": ("--set", "epochs=1"),
         "two_updates": ("--set", "epochs=2"),
-        "rate_1e-4": ("--learning-rate", "1e-4"),
-        "rate_5e-4": ("--learning-rate", "5e-4"),
         "groups_of_8": ("--opponents", "128", "--group-size", "8"),
         "groups_of_64": ("--opponents", "16", "--group-size", "64"),
         "quarter_batch": ("--opponents", "16"),
         "groups_by_opponent": ("--no-mixed-opponents",),
-        "rank_4": ("--lora-rank", "4"),
-        "clip_0.4": ("--set", "clip_low=0.4", "--set", "clip_high=0.4"),
     },
 )
 CPU = Form(
@@ -56,22 +57,14 @@ CPU = Form(
         *("--opponents", "8", "--group-size", "16", "--steps", "12", "--warm-steps", "20"),
         *("--evaluate", "greedy", "--held-out", "200", "--set", "groups_per_update=4"),
     ),
-    # What is asked most comes first. Group sizes keep the number of games, and of updates, in a step.
+    # Group sizes keep the number of games, and of updates, in a step.
     variants={
-        "base": (),
-        "mean": ("--set", "advantage=mean"),
-        "rate_1e-4": ("--learning-rate", "1e-4"),
-        "rate_5e-4": ("--learning-rate", "5e-4"),
-        "dapo": SHARED["dapo"],
+        **SHARED,
         "groups_of_8": ("--opponents", "16", "--group-size", "8", "--set", "groups_per_update=8"),
         "groups_of_32": ("--opponents", "4", "--group-size", "32", "--set", "groups_per_update=2"),
-        **{loss: SHARED[loss] for loss in ("dr_grpo", "gspo", "cispo")},
         "entropy_target": ("--set", "entropy_target=0.15"),
         "one_update": ("--set", "groups_per_update=null"),
-        "rank_4": ("--lora-rank", "4"),
         "half_batch": ("--opponents", "4", "--set", "groups_per_update=2"),
-        "clip_0.4": ("--set", "clip_low=0.4", "--set", "clip_high=0.4"),
-        "leave_one_out": ("--set", "advantage=leave_one_out"),
     },
 )
 FORMS = {"gpu": GPU, "cpu": CPU}

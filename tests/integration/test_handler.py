@@ -30,12 +30,6 @@ def fake() -> Iterator[FakeVLLM]:
 
 
 @pytest.fixture
-def gateway(fake: FakeVLLM) -> Iterator[Gateway]:
-    with Gateway(fake.base_url) as started:
-        yield started
-
-
-@pytest.fixture
 def model(gateway: Gateway) -> ChatOpenAI:
     """Stock ChatOpenAI; nothing but its address is ours."""
     return stock(gateway.base_url)

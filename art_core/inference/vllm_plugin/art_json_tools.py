@@ -20,9 +20,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-NAME = "llama3_json"
-"""Of the parser, in place of vLLM's own."""
-
 _TEXTS = "art_tool_parsing"
 
 
@@ -135,7 +132,7 @@ def register() -> None:
     """Put the parser into vLLM's registry, in the place of its own of that name."""
     theirs: Any = importlib.import_module("vllm.tool_parsers.llama_tool_parser")
     registry: Any = importlib.import_module("vllm.tool_parsers").ToolParserManager
-    registry.register_module(NAME, force=True, module=build_parser(theirs))
+    registry.register_module(_load_texts().BARE_JSON.name, force=True, module=build_parser(theirs))
 
 
 if "vllm" in sys.modules:  # imported by vLLM, and not to be looked at

@@ -10,6 +10,7 @@ from ipaddress import ip_address
 from rich.console import Console
 
 from art_core.errors import ConfigError
+from art_core.plain_http import SERVER_KEPT_SECONDS
 from art_core.store import Store
 
 GRACE_SECONDS = 1
@@ -52,7 +53,11 @@ def run(
     hosts = None if public else ("127.0.0.1", "localhost", "[::1]", named)
     app = create_app(store, control=control, hosts=hosts)
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=GRACE_SECONDS, server_header=False
+        app,
+        log_level="warning",
+        timeout_keep_alive=SERVER_KEPT_SECONDS,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+        server_header=False,
     )
     Console(soft_wrap=True).print(
         f"{store.location} on [link]http://{named}:{port}/[/link]"
