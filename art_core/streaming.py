@@ -76,7 +76,7 @@ class StreamAssembler:
             if not isinstance(choice, Mapping):
                 raise CaptureError(f"expected a choice as a JSON object, found {shown(choice)}")
             choice = cast(Body, choice)
-            index = choice.get("index") or 0
+            index = _index(choice)
             parts = self._choices.get(index)
             if parts is None:
                 parts = self._choices[index] = _ChoiceParts(index)
@@ -147,9 +147,8 @@ class _ChoiceParts:
                 self._texts.setdefault(key, []).append(value)
 
     def _tool_call(self, delta: Body) -> None:
-        index = delta.get("index") or 0
         call = self._tools.setdefault(
-            index, {"id": None, "type": "function", "function": {"name": "", "arguments": []}}
+            _index(delta), {"id": None, "type": "function", "function": {"name": "", "arguments": []}}
         )
         for key in ("id", "type"):
             if delta.get(key):
@@ -158,9 +157,14 @@ class _ChoiceParts:
         if not isinstance(function, Mapping):
             raise CaptureError(f"expected a tool call's function as a JSON object, found {shown(function)}")
         function = cast(Body, function)
+        arguments: Any = function.get("arguments") or ""
+        if not isinstance(arguments, str):
+            raise CaptureError(
+                f"expected a piece of a tool call's arguments as a text, found {shown(arguments)}"
+            )
         # A name comes whole; some servers send it again with every fragment.
         call["function"]["name"] = call["function"]["name"] or function.get("name") or ""
-        call["function"]["arguments"].append(function.get("arguments") or "")
+        call["function"]["arguments"].append(arguments)
 
     def body(self) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": self.index, "finish_reason": self.finish_reason, **self._rest}
@@ -180,6 +184,14 @@ class _ChoiceParts:
         if self._ids is not None:
             choice["token_ids"] = self._ids
         return choice
+
+
+def _index(piece: Body) -> int:
+    """Which choice, or which tool call, a piece belongs to; the first where it does not say."""
+    index: Any = piece.get("index") or 0
+    if not isinstance(index, int):
+        raise CaptureError(f"expected an index as an integer, found {shown(index)}")
+    return index
 
 
 def brings_token(chunk: Body) -> bool:

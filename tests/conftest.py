@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 from helpers.scheduling import put_long_files_first
+from hypothesis import HealthCheck, settings
 
 # Every HTTP client reads a machine's certificates, 25 ms each time, and tests make thousands of clients.
 ssl.create_default_context = functools.cache(ssl.create_default_context)
 
+# Hypothesis' limits are on time, and a machine that is busy is no failure.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "url")
 

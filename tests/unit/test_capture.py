@@ -3,7 +3,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from art_core.capture import (
@@ -151,6 +151,7 @@ class TestReading:
                             "delta",
                             "tool_calls",
                             "function",
+                            "arguments",
                         ]
                     ),
                     x,
@@ -158,6 +159,9 @@ class TestReading:
             ),
         )
     )
+    @example({"choices": [{"index": [None]}]})
+    @example({"choices": [{"delta": {"tool_calls": [{"index": {}}]}}]})
+    @example({"choices": [{"delta": {"tool_calls": [{"function": {"arguments": [None]}}]}}]})
     def test_any_json_is_read_or_refused_and_never_crashes(self, garbage: Any):
         try:
             for choice in read_completion(garbage):
