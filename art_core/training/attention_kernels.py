@@ -40,17 +40,17 @@ def _cudnn_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: floa
     out, lse, *kept, _ = aten._scaled_dot_product_cudnn_attention(
         q, k, v, None, True, 0.0, is_causal, False, scale=scale
     )
-    return out, lse.view(lse.shape[:3]), (kept, lse.shape)
+    return out, lse.view(lse.shape[:3]), kept
 
 
 def _cudnn_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
 ) -> Any:
-    (cum_q, cum_k, max_q, max_k, seed, offset), shape = kept
+    cum_q, cum_k, _, _, seed, offset = kept
     is_causal, scale = how
     return aten._scaled_dot_product_cudnn_attention_backward(
-        grad, q, k, v, out, lse.contiguous().view(shape), seed, offset, None, cum_q, cum_k, max_q, max_k,
-        0.0, is_causal, scale=scale,
+        grad, q, k, v, out, lse.contiguous()[..., None], seed, offset, None, cum_q, cum_k, q.shape[2],
+        k.shape[2], 0.0, is_causal, scale=scale,
     )  # fmt: skip
 
 
@@ -62,11 +62,11 @@ def _flash_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: floa
 def _flash_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
 ) -> Any:
-    cum_q, cum_k, max_q, max_k, seed, offset = kept
+    cum_q, cum_k, _, _, seed, offset = kept
     is_causal, scale = how
     return aten._scaled_dot_product_flash_attention_backward(
-        grad, q, k, v, out, lse.contiguous(), cum_q, cum_k, max_q, max_k, 0.0, is_causal, seed, offset,
-        scale=scale,
+        grad, q, k, v, out, lse.contiguous(), cum_q, cum_k, q.shape[2], k.shape[2], 0.0, is_causal, seed,
+        offset, scale=scale,
     )  # fmt: skip
 
 
@@ -99,6 +99,77 @@ def sharing_keys(kernel: DenseKernel) -> DenseKernel:
         return dq, dk.unflatten(1, (-1, times)).sum(2), dv.unflatten(1, (-1, times)).sum(2)
 
     return DenseKernel(forward, backward)
+
+
+TILE = 128
+"""Keys that one block of threads of a dense kernel's backward pass has for itself."""
+MOST_SLICES = 4
+WORTH_A_SLICE = 0.03
+"""Share of the processors' time that another slice must win back."""
+
+
+def query_slices(heads: int, queries: int, keys: int, processors: int) -> int:
+    """Into how many slices to cut a rectangle's queries, so that few processors wait at the end.
+
+    Kernels give each head's tile of keys to one processor, for all queries, and a processor has one at a
+    time: 288 tiles on 132 processors take as long as 396 would. In slices there are more and smaller ones.
+
+    Args:
+        heads: of queries.
+        queries: of each head.
+        keys: of each head.
+        processors: the device's (``multi_processor_count``).
+    """
+    tiles = heads * -(-keys // TILE)
+
+    def busy(slices: int) -> float:
+        rounds = -(-tiles * slices // processors)
+        return tiles * slices / (rounds * processors)
+
+    possible = range(1, min(MOST_SLICES, max(1, queries // 64)) + 1)
+    best = max(busy(slices) for slices in possible)
+    return next(slices for slices in possible if busy(slices) >= best - WORTH_A_SLICE)
+
+
+def in_slices(kernel: DenseKernel, slices: Callable[[int, int, int], int] | None = None) -> DenseKernel:
+    """The same with a backward pass that takes a rectangle's queries in slices, as rows of a batch.
+
+    Args:
+        kernel: what computes them.
+        slices: how many, by heads, queries and keys; None: `query_slices` of the device.
+    """
+
+    def count(q: Tensor, k: Tensor) -> int:
+        heads, queries, keys = q.shape[1], q.shape[2], k.shape[2]
+        if slices is not None:
+            return slices(heads, queries, keys)
+        processors = torch.cuda.get_device_properties(q.device).multi_processor_count
+        return query_slices(heads, queries, keys, processors)
+
+    def backward(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, kept: Any, *how: Any
+    ) -> Any:
+        is_causal, scale = how
+        rows = 1 if is_causal else count(q, k)
+        if rows == 1:
+            return kernel.backward(grad, q, k, v, out, lse, kept, is_causal, scale)
+        length = q.shape[2] // rows
+        whole = rows * length
+
+        def sliced(t: Tensor) -> Tensor:
+            return t[:, :, :whole].unflatten(2, (rows, length))[0].transpose(0, 1)
+
+        shared = (t.expand(rows, -1, -1, -1) for t in (k, v))
+        found = kernel.backward(sliced(grad), sliced(q), *shared, sliced(out), sliced(lse), kept, *how)
+        dq = found[0].transpose(0, 1).flatten(1, 2)[None]
+        dk, dv = (g.sum(0, keepdim=True) for g in found[1:])
+        if whole < q.shape[2]:
+            rest = [t[:, :, whole:] for t in (grad, q, out, lse)]
+            more = kernel.backward(rest[0], rest[1], k, v, rest[2], rest[3], kept, *how)
+            dq, dk, dv = torch.cat([dq, more[0]], dim=2), dk + more[1], dv + more[2]
+        return dq, dk, dv
+
+    return DenseKernel(kernel.forward, backward)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +256,9 @@ CHAINS = {
 
 CANDIDATES: dict[str, dict[str, DenseKernel]] = {
     "cuda": {
+        "cudnn, queries in slices": in_slices(CUDNN),
         "cudnn": CUDNN,
+        "flash, queries in slices": in_slices(FLASH),
         "flash": FLASH,
         "cudnn, keys repeated": sharing_keys(CUDNN),
         "flash, keys repeated": sharing_keys(FLASH),

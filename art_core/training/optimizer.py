@@ -119,9 +119,11 @@ class Optimizer:
         Raises:
             ValueError: the state belongs to other parameters.
         """
-        # How it is computed is this machine's affair; AdamW would take that over from the state, too.
+        # How it is computed, and where it counts its steps, is this machine's affair; AdamW by itself would
+        # take both over from the state.
         groups = [{**group, "fused": self._fused or None} for group in state["adamw"]["param_groups"]]
-        self._adamw.load_state_dict({**state["adamw"], "param_groups": groups})
+        moments = {n: {**each, "step": each["step"].cpu()} for n, each in state["adamw"]["state"].items()}
+        self._adamw.load_state_dict({"param_groups": groups, "state": moments})
         self.updates = int(state["updates"])
 
 

@@ -116,9 +116,10 @@ def _wrong(kernel: DenseKernel, chains: DenseKernel | None, query: Tensor, key: 
         return torch.randn(shape, generator=generator, device=query.device, dtype=query.dtype).transpose(1, 2)
 
     heads, shared = query.shape[1], key.shape[1]
-    exits = np.concatenate([np.full(128, 384), np.full(128, 256), np.full(128, 384)])
-    q, grad = random(heads, 384), random(heads, 384)
-    k, v = random(shared, 384), random(shared, 384)
+    # The branches' places are no multiple of any number of slices.
+    exits = np.concatenate([np.full(128, 387), np.full(128, 256), np.full(131, 387)])
+    q, grad = random(heads, 387), random(heads, 387)
+    k, v = random(shared, 387), random(shared, 387)
     matrix = TreeMask(exits, query.device).dense()
     try:
         with torch.enable_grad():
@@ -261,6 +262,15 @@ def _part_gradients(
     return (wide * weight).to(grad.dtype), through * weight[..., 0]
 
 
+def _like(t: Tensor) -> Tensor:
+    """Room for a gradient, in the strides that compiled layers expect: others they copy.
+
+    A compiled function's own outputs, of one row, may have any stride from row to row.
+    """
+    rows, heads, n, width = t.shape
+    return t.new_empty(rows, n, heads, width).transpose(1, 2)
+
+
 class _Attention(torch.autograd.Function):
     """All trees of a row.
 
@@ -283,8 +293,7 @@ class _Attention(torch.autograd.Function):
         flex = _flex_with_lse if q.device.type == "cuda" else _dense_with_lse
         flex = _maybe_compiled("flex", flex, q)
         join = _maybe_compiled("join", _join, q)
-        rows, heads, n, width = q.shape
-        out = q.new_empty(rows, n, heads, width).transpose(1, 2)
+        out = _like(q)
         kept: list[Any] = []
         for tree in trees:
             start, branch, end = tree.root
@@ -323,7 +332,7 @@ class _Attention(torch.autograd.Function):
         dense, chains = ctx.kernels
         scale: float = ctx.scale
         share = _maybe_compiled("share", _part_gradients, q)
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        dq, dk, dv = (_like(t) for t in (q, k, v))
         kept, ctx.kept = ctx.kept, None
         for i, tree in enumerate(ctx.trees):
             start, branch, end = tree.root
@@ -351,9 +360,11 @@ class _Attention(torch.autograd.Function):
                 seen = dense.backward(
                     by, queries, k[:, :, before], v[:, :, before], result, lse, seen_kept, False, scale
                 )
-                found = (found[0] + seen[0], *found[1:])
+                torch.add(found[0], seen[0], out=dq[:, :, after])
                 dk[:, :, before] += seen[1]
                 dv[:, :, before] += seen[2]
-            for whole, part in zip((dq, dk, dv), found, strict=True):
-                whole[:, :, after] = part
+            else:
+                dq[:, :, after] = found[0]
+            dk[:, :, after] = found[1]
+            dv[:, :, after] = found[2]
         return dq, dk, dv, None, None, None, None
