@@ -19,7 +19,16 @@ from art_core.errors import ConfigError, UnknownTrajectoryError
 from art_core.store.packing import to_json
 from art_core.store.reading import read_runs
 from art_core.store.records import Run
-from art_core.store.rows import Choices, GroupRow, Order, Page, RunSummary, TrajectoryFilter, TrajectoryRow
+from art_core.store.rows import (
+    NO_SPREAD,
+    Choices,
+    GroupRow,
+    Order,
+    Page,
+    RunSummary,
+    TrajectoryFilter,
+    TrajectoryRow,
+)
 from art_core.store.schema import graphs, groups, metrics, scenarios, steps, trajectories
 from art_core.store.store import Store
 from art_core.types import RolloutStatus
@@ -234,6 +243,8 @@ def list_groups(
     after: str | None = None,
     *,
     scenario_id: str | None = None,
+    member: TrajectoryFilter | None = None,
+    flat: bool | None = None,
 ) -> Page[GroupRow]:
     """A page of groups, newest first.
 
@@ -244,12 +255,22 @@ def list_groups(
         limit: most rows, 1 to `MOST`.
         after: `Page.next` of the page before; None for the first.
         scenario_id: of this scenario.
+        member: groups that have one like this; its order does not count.
+        flat: those that teach nothing (`GroupRow.flat`), or those that are not so; None: both.
 
     Raises:
         ConfigError: ``limit`` is out of range, or ``after`` is from no page of this list.
     """
     _check_limit(limit)
+    of_group = trajectories.c.group_id == groups.c.id
     conditions: list[ColumnElement[bool]] = []
+    if member is not None and (wanted := _conditions(member)):
+        conditions.append(exists().where(of_group, *wanted))
+    if flat is not None:
+        got = trajectories.c.reward
+        spread = select(func.max(got) - func.min(got)).where(of_group).scalar_subquery()
+        several = select(func.count(got)).where(of_group).scalar_subquery() > 1
+        conditions += [several, spread <= NO_SPREAD if flat else spread > NO_SPREAD]
     if run_id is not None:
         conditions.append(groups.c.run_id == run_id)
     if scenario_id is not None:
@@ -272,18 +293,18 @@ def list_groups(
     with store.read() as connection:
         found = connection.execute(query).all()
         rows = found[:limit]
-        members: defaultdict[str, list[Any]] = defaultdict(list)
+        by_group: defaultdict[str, list[Any]] = defaultdict(list)
         columns = (
             getattr(trajectories.c, name) for name in ("group_id", "status", "reward", "policy_number")
         )
-        for member in connection.execute(
+        for one in connection.execute(
             select(*columns)
             .where(trajectories.c.group_id.in_([row.id for row in rows]))
             .order_by(trajectories.c.group_position.asc().nulls_last(), trajectories.c.seq)
         ):
-            members[member.group_id].append(member)
+            by_group[one.group_id].append(one)
     return Page(
-        tuple(_group_row(row, members[row.id]) for row in rows),
+        tuple(_group_row(row, by_group[row.id]) for row in rows),
         _next([[row.seq] for row in rows], len(found) > limit),
     )
 

@@ -15,6 +15,9 @@ from art_core.types import RolloutStatus
 
 T = TypeVar("T")
 
+NO_SPREAD = 1e-6
+"""Rewards that differ by no more than this are equal: training leaves their group out."""
+
 Order = Literal["newest", "oldest", "best", "worst"]
 """By when they began, or by reward; ordered by reward, only those that have one are listed."""
 
@@ -132,8 +135,13 @@ class GroupRow:
 
     @property
     def spread(self) -> float | None:
-        """Best reward minus worst; 0 means that the group teaches nothing."""
+        """Best reward minus worst."""
         return max(self.rewards) - min(self.rewards) if self.rewards else None
+
+    @property
+    def flat(self) -> bool:
+        """Whether several members were scored, all the same: such a group teaches nothing."""
+        return len(self.rewards) > 1 and max(self.rewards) - min(self.rewards) <= NO_SPREAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

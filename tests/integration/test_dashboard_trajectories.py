@@ -17,7 +17,7 @@ from helpers.trajectories import a_span, a_step, a_trajectory
 from art_core.observe.dashboard.app import create_app
 from art_core.store import Store
 from art_core.store.browse import TrajectoryFilter, TrajectoryRow, graph_shapes, list_trajectories
-from art_core.types import Scenario, StepIdentity, TrajectoryGroup
+from art_core.types import Failure, RolloutStatus, Scenario, StepIdentity, Trajectory, TrajectoryGroup
 
 PART = {"X-ART-Part": "1"}
 
@@ -106,6 +106,8 @@ def test_pages_of_a_long_list_follow_each_other(empty: Store) -> None:
         ("/trajectories?reward_min=high", 400, "reward_min='high': expected a number"),
         ("/trajectories?order=random", 400, "order='random'"),
         ("/trajectories?policy_number=-1", 400, "policy_number='-1'"),
+        ("/groups?spread=much", 400, "spread='much': expected none or some"),
+        ("/groups?reward_max=low", 400, "reward_max='low': expected a number"),
         ("/trajectories?after=nowhere", 400, "there is no page after"),
         ("/trajectories/nobody", 404, "has no trajectory nobody"),
         ("/groups/nobody", 404, "has no group nobody"),
@@ -134,6 +136,30 @@ def test_the_best_and_worst_of_a_step_are_shown_when_a_run_and_a_step_are_chosen
     best, worst = text.index("Best of step"), text.index("Worst of step")
     assert best < text.index(f"/trajectories/{first[0].id}") < worst
     assert f"/trajectories/{first[-1].id}" in text[worst:]
+
+
+def test_groups_are_narrowed_down_by_what_a_member_did_got_or_failed_by(empty: Store) -> None:
+    def save(name: str, *members: Trajectory) -> None:
+        empty.save_group(TrajectoryGroup(members[0].scenario, members, name))
+
+    timeout = {"status": RolloutStatus.FAILED, "failure": Failure("timeout", "too long")}
+    call = a_step("s", identity=StepIdentity(node="search"))
+    failed = replace(a_trajectory("late"), reward=None, **timeout)
+    searched = replace(a_trajectory("s", reward=0.9), steps=(call,))
+    save("g-mixed", failed, searched, a_trajectory("bad", reward=0.1))
+    save("g-flat", a_trajectory("x", reward=0.5), a_trajectory("y", reward=0.5))
+    for asked, found in {
+        "node=search": ["g-mixed"],
+        "cause=timeout": ["g-mixed"],
+        "reward_min=0.4&reward_max=0.6": ["g-flat"],
+        "spread=none": ["g-flat"],
+        "spread=some": ["g-mixed"],
+        "spread=none&node=search": [],
+        "": ["g-flat", "g-mixed"],
+    }.items():
+        text = page(empty, f"/groups?{asked}")
+        assert re.findall(r'href="/groups/(g-[^"]+)"', text) == found, asked
+    assert text.count(">flat</span>") == 1
 
 
 # -- one trajectory ----------------------------------------------------------------------------------

@@ -190,6 +190,33 @@ def test_groups_are_listed_with_what_their_members_got(store: Store) -> None:
     assert [g.id for g in list_groups(store, run, limit=1, after=page.next).items] == [first]
 
 
+@pytest.mark.parametrize(
+    ("narrowed", "expected"),
+    [
+        ({"member": TrajectoryFilter()}, ["g-3", "g-2", "g-1"]),
+        ({"member": TrajectoryFilter(node="judge")}, ["g-1"]),
+        ({"member": TrajectoryFilter(cause='time"out')}, ["g-1"]),
+        ({"member": TrajectoryFilter(reward_min=0.6)}, ["g-2", "g-1"]),
+        ({"member": TrajectoryFilter(reward_min=0.3, reward_max=0.6)}, ["g-3"]),
+        ({"member": TrajectoryFilter(policy_number=2)}, ["g-3", "g-1"]),
+        ({"member": TrajectoryFilter(policy_number=2, reward_min=0.6)}, []),  # one and the same member
+        ({"flat": True}, ["g-2"]),
+        ({"flat": False}, ["g-1"]),
+        ({"flat": True, "member": TrajectoryFilter(node="judge")}, []),
+    ],
+)
+def test_groups_are_found_by_what_a_member_did_and_by_whether_they_teach(
+    store: Store, narrowed: dict[str, Any], expected: list[str]
+) -> None:
+    failed = member("c", None, node="judge", number=2)
+    save(store, member("a", 0.1), member("b", 0.9), failed, group="g-1")
+    save(store, member("d", 0.7), member("e", 0.7 + 1e-9), group="g-2")
+    save(store, member("f", 0.5, number=2), group="g-3")  # alone: neither flat nor not
+    found = list_groups(store, **narrowed).items
+    assert [group.id for group in found] == expected
+    assert [group.flat for group in found] == [group.id == "g-2" for group in found]
+
+
 def test_a_group_without_scored_members_has_no_mean(store: Store) -> None:
     save(store, member("a", None))
     (group,) = list_groups(store).items

@@ -45,6 +45,18 @@ def policy_number(asked: Mapping[str, str]) -> int | None:
     return int(text)
 
 
+def flatness(asked: Mapping[str, str]) -> bool | None:
+    """Whether an address asks for groups whose rewards are all equal, or for others; None for both.
+
+    Raises:
+        ConfigError: it asks for something else.
+    """
+    text = asked.get("spread") or None
+    if text not in (None, "none", "some"):
+        raise ConfigError(f"spread={text!r}: expected none or some")
+    return None if text is None else text == "none"
+
+
 def run_choices(store: Store) -> list[Run]:
     """The runs that a list can be narrowed down to, newest first."""
     return store.runs()[::-1]

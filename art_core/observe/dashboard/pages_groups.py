@@ -1,5 +1,6 @@
 """The pages of groups: all of them, with the best and worst of a step, and one, its members side by side."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -9,7 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from art_core.observe.dashboard.blocks import as_text
 from art_core.observe.dashboard.comparison import Run, marked, own_items
-from art_core.observe.dashboard.filters import policy_number, run_choices
+from art_core.observe.dashboard.filters import filter_from, flatness, run_choices
 from art_core.observe.dashboard.page import render, site_of
 from art_core.observe.dashboard.texts import Piece, cut, pieces
 from art_core.observe.dashboard.trajectory_view import last_words
@@ -41,7 +42,7 @@ class Member:
         cut: whether there is more of it than that.
         score: who gave the reward, and why; None without one.
         feedback: what people said.
-        tools: names of the tools that its models called, in order.
+        tools: names of the tools that its models called, in order, each with how often in a row.
         way: the nodes that called a model, in order, each with how often in a row, and whether the
             reference did not do so there.
         reference: it is what the others are compared with.
@@ -52,7 +53,7 @@ class Member:
     cut: bool
     score: Score | None
     feedback: tuple[Feedback, ...]
-    tools: tuple[str, ...]
+    tools: tuple[tuple[str, int], ...]
     way: tuple[tuple[str, int, bool], ...]
     reference: bool
 
@@ -62,20 +63,22 @@ def groups(request: Request, after: str | None = None) -> HTMLResponse:
     """A list of groups; of one run's step also its best and worst rollouts."""
     store = site_of(request).store
     asked = dict(request.query_params)
-    run_id, number = asked.get("run_id") or None, policy_number(asked)
-    scenario_id = asked.get("scenario_id") or None
-    page = list_groups(store, run_id, number, after=after, scenario_id=scenario_id)
+    which = filter_from(asked)
+    run_id, number = which.run_id, which.policy_number
+    page = list_groups(
+        store, run_id, after=after, scenario_id=which.scenario_id, member=which, flat=flatness(asked)
+    )
     return render(
         request,
         "groups.html",
         page=page,
         asked=asked,
         after=after,
+        which=which,
         run_id=run_id,
         number=number,
-        scenario_id=scenario_id,
         runs=run_choices(store),
-        numbers=choices(store, run_id).policy_numbers if run_id else (),
+        choices=choices(store, run_id),
         extremes=_extremes(store, run_id, number) if run_id and number is not None else {},
     )
 
@@ -137,9 +140,12 @@ def _member(store: Store, trajectory: Trajectory, against: Trajectory | None) ->
 
 
 def _way(trajectory: Trajectory) -> tuple[tuple[str, int], ...]:
-    nodes = groupby(step.identity.node or "call" for step in trajectory.steps)
-    return tuple((node, len(list(calls))) for node, calls in nodes)
+    return _in_a_row(step.identity.node or "call" for step in trajectory.steps)
 
 
-def _tools(trajectory: Trajectory) -> tuple[str, ...]:
-    return tuple(name for step in trajectory.steps for name, _ in tool_calls(step.response or {}))
+def _tools(trajectory: Trajectory) -> tuple[tuple[str, int], ...]:
+    return _in_a_row(name for step in trajectory.steps for name, _ in tool_calls(step.response or {}))
+
+
+def _in_a_row(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    return tuple((name, len(list(same))) for name, same in groupby(names))
