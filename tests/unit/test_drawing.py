@@ -189,8 +189,29 @@ def test_a_drawing_is_wide_enough_for_the_labels_of_lines_that_lead_back() -> No
     drawing = draw(trajectory, visits_of(trajectory), None)
     assert drawing is not None
     [loop] = [edge for edge in drawing.edges if edge.back]
-    assert loop.label == "2,3,4…"
+    assert loop.label == "\u00d76"
     assert drawing.width >= loop.x + 4 + 6 * len(loop.label)
+
+
+def test_a_line_says_how_often_it_was_walked_and_its_label_is_within_the_drawing() -> None:
+    steps = [call(number, f"{'ab'[number % 2]}:{number}", number + 1) for number in range(24)]
+    trajectory = way(*steps)
+    drawing = draw(trajectory, visits_of(trajectory), None)
+    assert drawing is not None
+    labels = {edge.title: edge.label for edge in drawing.edges}
+    assert labels == {
+        "start to a: taken once": "",
+        "a to b: taken 12 times": "\u00d712",
+        "b to a: taken 11 times": "\u00d711",
+        "b to end: taken once": "",
+    }
+    for edge in drawing.edges:
+        ends = (
+            (edge.x + 4, edge.x + 4 + 6 * len(edge.label))
+            if edge.back
+            else (edge.x - 5 - 6 * len(edge.label),)
+        )
+        assert all(drawing.left <= end <= drawing.left + drawing.width for end in ends), edge.title
 
 
 def test_a_rollout_that_failed_did_not_reach_the_end() -> None:

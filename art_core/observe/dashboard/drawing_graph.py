@@ -24,6 +24,7 @@ _LETTER, _DIGIT = 7.6, 6.6  # wide
 _WIDEST = 24  # letters
 _HEIGHT, _WITH_NUMBERS = 30.0, 46.0
 _INSET, _TITLE = 14.0, 26.0
+_LABEL_GAP = 5.0  # between a line that leads down and its label
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class DrawnEdge:
 
     Attributes:
         d: its SVG path.
-        walked: places in the order of walked edges, from 1; empty when it was not walked.
+        walked: places in the order of walked edges of its own graph, ascending; empty when it was not walked.
         conditional: a condition decides whether it is.
         back: it leads back up.
         known: it is part of the recorded shape; False where a rollout alone shows it.
@@ -96,9 +97,8 @@ class DrawnEdge:
 
     @property
     def label(self) -> str:
-        """The places, cut short."""
-        shown = ",".join(map(str, self.walked[:3]))
-        return shown if len(self.walked) <= 3 else f"{shown}…"
+        """How often it was walked, where that was more than once: in which order, the nodes' numbers say."""
+        return f"\u00d7{len(self.walked)}" if len(self.walked) > 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +106,12 @@ class Drawing:
     """A drawn graph; sizes in pixels.
 
     Attributes:
+        left: where it begins, 0 or less: the label of a line may stick out.
+        width: of all of it, from there.
         described: the same in words, for who cannot see it.
     """
 
+    left: float
     width: float
     height: float
     nodes: tuple[DrawnNode, ...]
@@ -265,7 +268,11 @@ class _Painter:
         width, height = self._paint((), 4.0, 4.0)
         # A line that leads back may run at the very edge, and its label beyond it.
         width = max([width, *(edge.x + len(edge.label) * _DIGIT for edge in self._edges if edge.back)])
-        return Drawing(width + 8, height + 8, tuple(self._nodes), tuple(self._edges), self._described())
+        down = (edge.x - _LABEL_GAP - len(edge.label) * _DIGIT for edge in self._edges if not edge.back)
+        left = min([0.0, *down])
+        return Drawing(
+            left, width + 8 - left, height + 8, tuple(self._nodes), tuple(self._edges), self._described()
+        )
 
     def _size(self, node: Path) -> tuple[float, float]:
         if node[-1] in (START, END):
