@@ -174,7 +174,7 @@ def _deal(
 ) -> tuple[Minibatch, ...]:
     """Groups dealt into minibatches, from an order that is theirs to one that is the seed's."""
     size = config.groups_per_update or max(1, len(trained))
-    dealt = sorted(trained, key=lambda group: [(s.ids, s.advantage) for s in group[0]])
+    dealt = sorted(trained, key=lambda group: [(s.packed, s.advantage) for s in group[0]])
     if len(dealt) > size:
         dealt = [dealt[i] for i in torch.randperm(len(dealt), generator=generator).tolist()]
     return tuple(
@@ -196,7 +196,7 @@ def _best(group: TrajectoryGroup, samples: Sequence[Sample], count: int) -> list
     worth = {t.id: math.fsum(r) / len(r) for t in group if (r := _rewards(t))}
     mean = math.fsum(worth.values()) / len(worth)
     above = [(r, canonical(own)) for r, own in by_rollout.items() if worth[r] > mean]
-    above.sort(key=lambda rollout: (-worth[rollout[0]], [s.ids for s in rollout[1]]))
+    above.sort(key=lambda rollout: (-worth[rollout[0]], [s.packed for s in rollout[1]]))
     # To imitate is to learn the answer, however it was sampled: at temperature 1, as in fine-tuning.
     return [replace(s, temperature=1.0) for _, own in above[:count] for s in own]
 

@@ -8,11 +8,16 @@ trajectories.
 """
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
 
 from art_core.errors import ConfigError
 from art_core.selection import Train, choose
@@ -30,7 +35,7 @@ OVERLONG = "longer than the model or max_sample_tokens allows"
 Overlong = Literal["error", "drop", "truncate"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots, for what is cached
 class Sample:
     """One answer of the policy to one prompt.
 
@@ -71,6 +76,24 @@ class Sample:
     def ids(self) -> tuple[int, ...]:
         """Prompt and completion, one after the other."""
         return self.prompt + self.completion
+
+    @property
+    def row(self) -> npt.NDArray[np.int64]:
+        """The same as an array  [tokens]."""
+        return np.frombuffer(self.packed, dtype=">u4").astype(np.int64)
+
+    @cached_property
+    def packed(self) -> bytes:
+        """The same, four bytes each, the highest first: in the order of the ids, quickly compared.
+
+        Raises:
+            ValueError: an id is negative, or has more than 32 bits.
+        """
+        try:
+            ids = array("I", self.ids)
+        except OverflowError as misfit:
+            raise ValueError(f"sample of step {self.step} holds an id that is no token's: {misfit}") from None
+        return np.array(ids, dtype=">u4").tobytes()
 
 
 def trajectory_samples(
@@ -223,9 +246,9 @@ def canonical(samples: Iterable[Sample]) -> list[Sample]:
     are random, and samples equal in everything else are interchangeable.
     """
 
-    def key(s: Sample) -> tuple[tuple[int, ...], int, float, tuple[float, ...], float, str]:
+    def key(s: Sample) -> tuple[bytes, int, float, tuple[float, ...], float, str]:
         known = tuple(1.0 if p is None else p for p in s.logprobs)
-        return s.ids, len(s.prompt), s.advantage, known, s.temperature, s.step
+        return s.packed, len(s.prompt), s.advantage, known, s.temperature, s.step
 
     return sorted(samples, key=key)
 
@@ -236,12 +259,12 @@ def fork_rate(samples: Sequence[Sample]) -> float:
     0 when each step's prompt continues what came before it; each place where the history was changed
     (stripped thinking, trimming, a branch, another agent's prompt) adds one.
     """
-    by_rollout: dict[str, list[tuple[int, ...]]] = {}
+    by_rollout: dict[str, list[bytes]] = {}
     for sample in samples:
-        by_rollout.setdefault(sample.rollout, []).append(sample.ids)
+        by_rollout.setdefault(sample.rollout, []).append(sample.packed)
     extra = 0
     for rows in by_rollout.values():
         rows.sort()
         # In this order a row that another one continues is continued by the next one.
-        extra += sum(1 for row, after in pairwise(rows) if after[: len(row)] != row)
+        extra += sum(1 for row, after in pairwise(rows) if not after.startswith(row))
     return extra / len(by_rollout) if by_rollout else 0.0

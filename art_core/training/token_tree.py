@@ -130,7 +130,7 @@ def build_tree(samples: Sequence[Sample]) -> TokenTree:
     before = path = np.empty(0, dtype=np.int64)
     size = 0
     for sample in ordered:
-        ids = np.array(sample.ids, dtype=np.int64)
+        ids = sample.row
         shared = _common_prefix(before, ids)
         fresh = np.arange(size, size + len(ids) - shared)
         if len(fresh):
@@ -164,14 +164,25 @@ def _joined(parts: list[Ints]) -> Ints:
 
 
 def _exits(depth: Ints) -> Ints:
-    """One past each node's last descendant: the next node that is not deeper."""
-    exits = [len(depth)] * len(depth)
-    path: list[int] = []
-    for node, level in enumerate(depth.tolist()):
-        while len(path) > level:
-            exits[path.pop()] = node
-        path.append(node)
-    return np.array(exits, dtype=np.int64)
+    """One past each node's last descendant: the next node that is not deeper.
+
+    Nodes go by runs, in which each is the child of the one before it; only a run's first node ends others.
+    """
+    exits = np.full(len(depth), len(depth), dtype=np.int64)
+    starts = np.flatnonzero(np.diff(depth, prepend=-2) != 1)
+    lengths = np.diff(starts, append=len(depth))
+    path: list[
+        tuple[int, int, int]
+    ] = []  # the path from the root, in parts of runs: first node, depth, nodes
+    for start, level, length in zip(starts.tolist(), depth[starts].tolist(), lengths.tolist(), strict=True):
+        while path and path[-1][1] + path[-1][2] > level:
+            first, top, nodes = path.pop()
+            kept = max(0, level - top)
+            exits[first + kept : first + nodes] = start
+            if kept:
+                path.append((first, top, kept))
+        path.append((start, level, length))
+    return exits
 
 
 def _entries(ordered: Sequence[Sample], nodes: list[Ints]) -> Entries:

@@ -10,6 +10,9 @@ from helpers.training import group, sample, step, trajectory
 from art_core.config import TrainConfig
 from art_core.training import batch
 from art_core.training.samples import (
+    Sample,
+    canonical,
+    fork_rate,
     is_greedy,
     is_reshaped,
     trained_temperature,
@@ -55,6 +58,20 @@ def test_imitation_knows_no_temperature():
     played = trajectory("t", 1.0, step("s", [1], [2], sampling={"temperature": 0.7}))
     (found,), _ = trajectory_samples(played)
     assert found.temperature == 1.0
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**32])
+def test_ids_that_are_no_tokens_are_refused(wrong):
+    with pytest.raises(ValueError, match="sample of step s holds an id that is no token's"):
+        canonical([Sample((1,), (wrong,), (None,), 1.0, "s", "r")])
+
+
+def test_samples_are_in_the_order_of_their_ids():
+    """Of numbers, not of their bytes as a machine stores them; what is continued comes first."""
+    rows = [(1, 2), (1, 2, 0), (1, 255), (1, 256), (2, 0), (70_000, 1)]
+    mixed = [Sample(row[:1], row[1:], (None,) * (len(row) - 1), 1.0, "s", "r") for row in rows[::-1]]
+    assert [tuple(sample.row.tolist()) for sample in canonical(mixed)] == rows
+    assert fork_rate(mixed) == 4.0  # the first continues into the second
 
 
 def test_a_sample_needs_a_temperature_above_zero():
