@@ -62,6 +62,7 @@ def run_json(view: "RunView") -> dict[str, Any]:
     return {
         "run": asdict(view.run),
         "steps": view.steps,
+        "signs": [sign.as_dict() for sign in view.signs()],
         "outcomes": view.outcomes,
         "metrics": {name: list(zip(c.steps, c.values, strict=True)) for name, c in view.curves.items()},
         "events": [

@@ -8,7 +8,7 @@ _RUN = ("id", "model", "state", "started_at", "ended_at", "continues")
 
 SHAPES: dict[str, tuple[str, ...]] = {
     "runs": ("project", "runs[]"),
-    "runs RUN": ("run", "steps", "outcomes", "metrics", "events[]"),
+    "runs RUN": ("run", "steps", "signs[]", "outcomes", "metrics", "events[]"),
     "trajectories list": ("trajectories[]", "next"),
     "trajectories show": ("trajectory", "scores[]", "feedback[]"),
     "trajectories compare": ("same_scenario", "common_messages[]", "trajectories[]"),
@@ -35,6 +35,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 
 MEMBERS: dict[str, tuple[str, ...]] = {
     "runs: runs[]": (*_RUN, "steps", "trajectories", "reward_mean", "sparkline"),
+    "runs RUN: signs[]": ("tone", "title", "message"),
     "runs RUN: events[]": ("kind", "message", "data", "created_at"),
     "trajectories list: trajectories[]": (
         "id",

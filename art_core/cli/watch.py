@@ -188,7 +188,7 @@ def _as_lines(looks: "Iterator[_Look]") -> "RunView | None":
     from rich.text import Text
 
     from art_core.cli.output import Terminal
-    from art_core.observe.run_view import FIRST, clock, event_line, run_headline
+    from art_core.observe.run_view import FIRST, clock, event_line, run_headline, sign_lines
     from art_core.views.curves import short_number
 
     terminal = Terminal()
@@ -203,8 +203,11 @@ def _as_lines(looks: "Iterator[_Look]") -> "RunView | None":
             lines.append((at, Text(f"{clock(at)}  step {step}  {'  '.join(told)}")))
         for _, line in sorted(lines, key=lambda dated: dated[0]):
             terminal.print(line, soft_wrap=True)
-        if look.ended and not look.first:
-            terminal.print(run_headline(view), soft_wrap=True)
+        if look.ended:
+            if not look.first:
+                terminal.print(run_headline(view), soft_wrap=True)
+            for sign in sign_lines(view.signs()):
+                terminal.print(sign, soft_wrap=True)
     return view
 
 
@@ -232,13 +235,14 @@ def picture(view: "RunView", width: int, height: int) -> "RenderableType":
     from rich.console import Group
     from rich.text import Text
 
-    from art_core.observe.run_view import curve_grid, event_line, run_headline
+    from art_core.observe.run_view import curve_grid, event_line, run_headline, sign_titles
     from art_core.views.phases import phase_bar
 
-    head = run_headline(view)
-    parts: list[RenderableType] = [head]
+    parts: list[RenderableType] = [run_headline(view)]
+    if signs := view.signs():
+        parts.append(sign_titles(signs))
     bar = phase_bar(view.curves, min(width, 100))
-    left = height - 3 - (2 if bar else 0)
+    left = height - 3 - (2 if bar else 0) - (1 if signs else 0)
     across = max(1, width // 38)
     inner = min(60, width // across - 3)
     events = view.events[-max(3, min(8, left // 4)) :]

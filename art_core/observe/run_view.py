@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from art_core.observe.metrics import spec_of
+from art_core.observe.signs import Sign, signs_of
 from art_core.views.curves import Curve, braille, short_number
 from art_core.views.svg import Mark, chart, text
 from art_core.views.text import brief, safe, short_id, shorten
@@ -74,6 +75,10 @@ class RunView:
     def steps(self) -> int:
         """Number of the last training step; 0 before the first."""
         return max((curve.steps[-1] for curve in self.curves.values()), default=0)
+
+    def signs(self) -> list[Sign]:
+        """What stands out: whether it learns, and if not, why."""
+        return signs_of(self.curves, self.events, self.standing)
 
     def first_curves(self) -> list[Curve]:
         """Those of `FIRST` that there are; any others when there are none."""
@@ -183,7 +188,7 @@ def outcome_words(outcomes: Mapping[str, int]) -> str:
 
 def run_rich(view: RunView, *, width: int = 36, height: int = 4) -> Group:
     """A run in a terminal: a line about it, its first curves in braille, its last events."""
-    parts: list[RenderableType] = [run_headline(view)]
+    parts: list[RenderableType] = [run_headline(view), *sign_lines(view.signs())]
     if view.curves:
         parts.append(curve_grid(view.first_curves(), 2, width, height))
     if view.events:
@@ -202,6 +207,25 @@ def run_headline(view: RunView) -> Text:
     line.append(f"  began {ago(run.started_at)}  step {view.steps}  {outcome_words(view.outcomes)}")
     if run.continues is not None:
         line.append(f"  goes on from {brief(short_id(run.continues))}", style="dim")
+    return line
+
+
+_STYLES = {"good": "green", "warn": "yellow", "bad": "red"}
+
+
+def sign_lines(signs: Sequence[Sign]) -> list[Text]:
+    """What stands out, a sentence or two each."""
+    return [
+        Text().append(sign.title, style=f"bold {_STYLES.get(sign.tone, '')}").append(f" {sign.message}")
+        for sign in signs
+    ]
+
+
+def sign_titles(signs: Sequence[Sign]) -> Text:
+    """What stands out, on one line."""
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for sign in signs:
+        line.append("  " if line else "").append(sign.title, style=_STYLES.get(sign.tone, ""))
     return line
 
 
@@ -249,7 +273,7 @@ def run_html(view: RunView) -> str:
     first = view.first_curves()
     shown = {curve.name for curve in first}
     rest = [curve for name, curve in view.curves.items() if name not in shown]
-    parts = [head, _charts(first, marks)]
+    parts = [head, signs_html(view.signs()), _charts(first, marks)]
     if rest:
         parts.append(f"<details><summary>{len(rest)} more metrics</summary>{_charts(rest, marks)}</details>")
     if view.events:
@@ -262,6 +286,11 @@ def run_html(view: RunView) -> str:
         )
         parts.append(f"<details><summary>events: {told}</summary><table>{rows}</table></details>")
     return "".join(parts)
+
+
+def signs_html(signs: Sequence[Sign]) -> str:
+    """What stands out, a paragraph each."""
+    return "".join(f"<p><b>{text(sign.title)}</b> {text(sign.message)}</p>" for sign in signs)
 
 
 def _charts(curves: Sequence[Curve], marks: Sequence[Mark]) -> str:

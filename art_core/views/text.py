@@ -48,6 +48,12 @@ def shorten(text: str, limit: int) -> str:
     return f"{text[:head]} … [{len(text) - limit:,} characters] … {text[len(text) - tail :]}"
 
 
+def shown(text: object, limit: int = 300) -> str:
+    """Recorded text without control and bidirectional characters, its middle left out where it is long."""
+    # Shortened first, with room for what `safe` takes out: a line of megabytes is not gone through.
+    return shorten(safe(shorten(str(text), limit * 4)), limit)
+
+
 def brief(text: str, limit: int = 80) -> str:
     """Somebody's name for something, safe, on one line, of at most so many characters."""
     name = safe(" ".join(text[: 2 * limit].split())).replace("\n", " ")

@@ -74,6 +74,24 @@ def test_a_run_is_drawn_from_its_first_step_on_while_it_goes_on(tab: Tab, store:
     expect(tab.page.locator("#state")).to_have_text("finished")
 
 
+def test_what_stands_out_is_said_while_a_run_goes_on(tab: Tab, store: Store, root: Path) -> None:
+    run = begin(store, root)
+    store.log_metrics(run, 1, {"reward_mean": 0.0, "updates_skipped": 0.0})
+    tab.page.goto(f"/runs/{run}")
+    signs = tab.page.locator("#signs .notice")
+    expect(tab.page.locator("#steps")).to_have_text("1")
+    expect(signs).to_have_count(0)
+    for step in range(2, 9):
+        store.log_metrics(run, step, {"reward_mean": step / 10, "updates_skipped": float(step == 8)})
+    expect(signs).to_have_count(2)
+    expect(signs.first).to_have_text("It learns. The mean reward rose from 0.167 to 0.700 over 8 steps.")
+    expect(signs.first).to_have_class("notice good")
+    store.add_event(run, "training_stopped", "<b>its KL</b> is too high")
+    expect(signs.first).to_have_text("Training was stopped. <b>its KL</b> is too high")
+    expect(signs).to_have_count(3)
+    store.end_run(run)
+
+
 def test_folded_metrics_are_drawn_when_they_are_opened(tab: Tab) -> None:
     tab.page.goto("/runs/r-0000")
     tab.page.get_by_text("All other metrics").click()

@@ -6,9 +6,10 @@ Invariant: what an event says is shown as text, shortened; its kind decides how 
 from collections.abc import Sequence
 from typing import Any
 
-from art_core.observe.dashboard.page import moment, shown
+from art_core.observe.dashboard.page import moment
 from art_core.store.records import Event
 from art_core.training.knobs import unturned
+from art_core.views.text import shown
 
 MESSAGE_LIMIT = 1000
 """Most characters of an event's message that are shown."""

@@ -19,13 +19,14 @@ from sqlalchemy import Connection, select
 
 from art_core.config import TrainConfig
 from art_core.errors import ConfigError
-from art_core.observe.dashboard.page import shown, site_of
+from art_core.observe.dashboard.page import site_of
 from art_core.observe.dashboard.series import read_run
 from art_core.rewards.reweighting import weights_to_turn
 from art_core.store.records import Event, Run
 from art_core.store.schema import trajectories
 from art_core.training.knobs import REWARD_WEIGHTS, KnobBoard, Knobs, weight_knob
 from art_core.types import Scenario, Trajectory
+from art_core.views.text import shown
 
 router = APIRouter()
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse
+from sqlalchemy import Connection, select
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from art_core.errors import StoreError
@@ -22,14 +23,18 @@ from art_core.observe.dashboard.series import (
     Position,
     Series,
     changes_since,
+    last_step,
     position_of,
     read_run,
     read_series,
+    sampled_series,
 )
 from art_core.observe.dashboard.standing import Standing, standing
+from art_core.observe.signs import LATELY, READ, Sign, signs_of
 from art_core.store import Store
-from art_core.store.reading import read_lineage
+from art_core.store.reading import event_of, read_lineage
 from art_core.store.records import Run
+from art_core.store.schema import events
 
 router = APIRouter()
 
@@ -93,7 +98,7 @@ async def _follow(store: Store, run_id: str, position: Position) -> AsyncIterato
     yield ServerSentEvent(comment="following", retry=RETRY)
     while True:
         try:
-            changes, now = await asyncio.to_thread(_look, store, run_id, position)
+            changes, now, signs = await asyncio.to_thread(_look, store, run_id, position)
         except StoreError as unreadable:  # such as a disk that is full for a while
             yield ServerSentEvent(event="problem", data=json.dumps(str(unreadable)))
             return
@@ -104,18 +109,29 @@ async def _follow(store: Store, run_id: str, position: Position) -> AsyncIterato
         if changes.metrics or changes.events or told != standing_now:
             told = standing_now
             position = changes.position
-            data = json.dumps(_message(changes, now), allow_nan=False)
+            data = json.dumps(_message(changes, now, signs), allow_nan=False)
             yield ServerSentEvent(event="change", data=data, id=str(position))
         await asyncio.sleep(INTERVAL)
 
 
-def _look(store: Store, run_id: str, position: Position) -> tuple[Changes, Standing]:
+def _look(store: Store, run_id: str, position: Position) -> tuple[Changes, Standing, list[Sign]]:
     changes = changes_since(store, run_id, position)
     with store.read() as connection:
-        return changes, standing(connection, changes.run)
+        now = standing(connection, changes.run)
+        return changes, now, read_signs(connection, run_id, now)
 
 
-def _message(changes: Changes, now: Standing) -> dict[str, Any]:
+def read_signs(connection: Connection, run_id: str, now: Standing) -> list[Sign]:
+    """What stands out in a run now."""
+    line = read_lineage(connection, run_id)
+    found = sampled_series(connection, line, READ, last_step(connection, line), lately=LATELY)
+    kinds = ("training_stopped", "training_resumed")
+    acts = select(events).where(events.c.run_id == run_id, events.c.kind.in_(kinds)).order_by(events.c.seq)
+    told = [event_of(row) for row in connection.execute(acts)]
+    return signs_of({name: one.curve for name, one in found.items()}, told, now)
+
+
+def _message(changes: Changes, now: Standing, signs: Sequence[Sign]) -> dict[str, Any]:
     return {
         "metrics": [
             [m.name, m.step, m.value if math.isfinite(m.value) else None, m.created_at]
@@ -123,6 +139,7 @@ def _message(changes: Changes, now: Standing) -> dict[str, Any]:
         ],
         "events": [event_view(event) for event in changes.events],
         "run": run_view(changes.run, now, changes.trajectories),
+        "signs": [sign.as_dict() for sign in signs],
     }
 
 

@@ -17,7 +17,7 @@ from art_core.errors import ConfigError
 from art_core.observe.dashboard.charts import Chart, charts_of, group_of, hints_of, polyline, still
 from art_core.observe.dashboard.happenings import MOST_SHOWN, event_views, knob_view
 from art_core.observe.dashboard.knob_control import knob_views, scored_weights
-from art_core.observe.dashboard.live import run_view
+from art_core.observe.dashboard.live import read_signs, run_view
 from art_core.observe.dashboard.page import plotly_url, query, render, site_of
 from art_core.observe.dashboard.series import (
     Series,
@@ -29,8 +29,8 @@ from art_core.observe.dashboard.series import (
     read_series,
     sampled_series,
 )
-from art_core.observe.dashboard.signs import LATELY, READ, signs_of
 from art_core.observe.dashboard.standing import Standing, standing
+from art_core.observe.signs import LATELY
 from art_core.store.browse import RunSummary, run_summaries
 from art_core.store.reading import read_lineage
 from art_core.store.schema import metrics, runs, steps, trained_steps, trajectories
@@ -84,18 +84,18 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         charts = charts_of(metric_names(connection, line))
         first = [name for chart in charts if chart.key for name in chart.needed]
         last = last_step(connection, line)
-        wanted = list(dict.fromkeys([*first, *READ, *(name for _, name in _TILES)]))
+        wanted = list(dict.fromkeys([*first, *(name for _, name in _TILES)]))
         found = sampled_series(connection, line, wanted, last, lately=LATELY)
         position = position_of(connection, run_id)
         now = standing(connection, run)
         made = connection.scalar(select(func.count()).where(trajectories.c.run_id == run_id)) or 0
+        signs = read_signs(connection, run_id, now)
         events, event_count = newest_events(connection, line, MOST_SHOWN)
         scored = scored_weights(connection, line)
         successor = connection.scalar(
             select(runs.c.id).where(runs.c.continues == run_id).order_by(runs.c.seq.desc()).limit(1)
         )
     turns = site.store.events(run_id, "knob_turned")
-    acts = [e for kind in ("training_stopped", "training_resumed") for e in site.store.events(run_id, kind)]
     return render(
         request,
         "run.html",
@@ -110,7 +110,7 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         more_count=sum(not chart.key for chart in charts),
         events=event_views(events),
         event_count=event_count,
-        signs=signs_of(found, sorted(acts, key=lambda e: e.created_at), now),
+        signs=signs,
         knobs=knob_views(run, turns, scored),
         turns=[knob_view(event) for event in reversed(turns[-MOST_SHOWN:])],
         config=_flat(run.config),

@@ -18,15 +18,16 @@ from typing import Any, cast
 from sqlalchemy import Connection, func, or_, select
 
 from art_core.errors import ConfigError, UnknownRunError
+from art_core.observe.signs import SAMPLED
 from art_core.store import Store
 from art_core.store.reading import event_of, metric_of, read_runs
 from art_core.store.records import Event, Metric, Run
 from art_core.store.schema import events, metrics, runs, trajectories
+from art_core.views.curves import Curve
 
 MOST_POINTS = 1000
 """Points of one series that a page is sent."""
 
-_SAMPLED = 200  # steps of `sampled_series`
 _MOST_SAID = 5000  # characters of a message that are read
 
 
@@ -81,6 +82,12 @@ class Series:
     def last(self) -> float | None:
         """The newest value that is a number."""
         return next((v for v in reversed(self.values) if v is not None), None)
+
+    @property
+    def curve(self) -> Curve:
+        """The same without times."""
+        values = tuple(math.nan if value is None else value for value in self.values)
+        return Curve(self.name, tuple(self.steps), values)
 
     def thinned(self, most: int = MOST_POINTS) -> "Series":
         """At most so many points: the least and the greatest of every stretch, and both ends."""
@@ -171,7 +178,7 @@ def sampled_series(
         lately: how many steps before it are all there.
     """
     of = metrics.c
-    some = or_(of.step % max(1, last // _SAMPLED) == 0, of.step > last - lately)
+    some = or_(of.step % max(1, last // SAMPLED) == 0, of.step > last - lately)
     query = select(of.name, of.step, of.value, of.created_at).where(of.run_id.in_(line), some)
     return _columns(connection, query.where(of.name.in_(names)), names)
 

@@ -14,7 +14,15 @@ from typing import Any, cast
 from art_core.jsonl import write_lines
 from art_core.observe.report.examples import Change, Extremes, Met, changes, extremes
 from art_core.observe.report.style import CSS
-from art_core.observe.run_view import ENVIRONMENT, RunView, hint_of, outcome_words, state_words, view_run
+from art_core.observe.run_view import (
+    ENVIRONMENT,
+    RunView,
+    hint_of,
+    outcome_words,
+    signs_html,
+    state_words,
+    view_run,
+)
 from art_core.store import Store
 from art_core.views.curves import Curve, short_number
 from art_core.views.html import trajectory_html
@@ -73,7 +81,8 @@ def report_html(store: Store, run_id: str, *, examples: int = 3) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{CSP}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{title}</title><style>{CSS}</style></head>'
-        f"<body><header><h1>{title}</h1>{_summary(view)}<nav>{links}</nav></header><main>{bodies}</main>"
+        f'<body><header><h1>{title}</h1>{_summary(view)}<div class="signs">{signs_html(view.signs())}</div>'
+        f"<nav>{links}</nav></header><main>{bodies}</main>"
         f"<footer>Made {made} by art-langgraph {text(version('art-langgraph'))}.</footer></body></html>"
     )
 

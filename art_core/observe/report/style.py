@@ -16,12 +16,13 @@ h4{font-size:.95rem;margin:0 0 8px}
 a{color:var(--link)}nav a{margin-right:16px}
 dl{display:flex;flex-wrap:wrap;gap:8px 28px;margin:0 0 12px}dt{color:var(--dim);font-size:.8rem}
 dd{margin:0;min-width:0;font-size:1.05rem;font-variant-numeric:tabular-nums}
+.signs p{margin:6px 0;max-width:70ch}
 .charts{display:grid;grid-template-columns:repeat(auto-fill,minmax(280px,1fr));gap:14px}
 .charts svg{width:100%;height:auto;border:1px solid var(--line);border-radius:6px;padding:4px}
 .pair{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,1fr);gap:14px}
 @media (max-width:720px){.pair{grid-template-columns:minmax(0,1fr)}}
 article{border:1px solid var(--line);border-radius:6px;padding:12px;min-width:0;overflow-x:auto}
-article table{border-collapse:collapse;width:100%}article td{padding:4px 8px 4px 0}
+article table{border-collapse:collapse}article td{padding:4px 8px 4px 0}
 article summary{color:var(--dim);font-size:.85rem;cursor:pointer;overflow-wrap:anywhere}
 pre{font-family:ui-monospace,monospace}
 .wide{overflow-x:auto}.wide svg{max-width:100%}
@@ -30,6 +31,7 @@ table.facts th,table.facts td,table.events td{text-align:left;vertical-align:top
 border-bottom:1px solid var(--line);overflow-wrap:anywhere}
 table.facts th{font-weight:500;color:var(--dim);white-space:nowrap}
 table.events td:first-child{white-space:nowrap}
+table.events td:nth-child(2){min-width:11em}
 .legend{list-style:none;padding:0;display:flex;flex-wrap:wrap;gap:4px 18px;font-size:.88rem}
 details>summary{cursor:pointer;margin:8px 0}
 footer{margin-top:40px;color:var(--dim);font-size:.85rem}

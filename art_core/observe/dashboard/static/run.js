@@ -179,6 +179,18 @@ const onEvents = (list) => {
   drawer.mark();
 };
 
+const onSigns = (signs) => {
+  const said = signs.map(({ tone, title, message }) => {
+    const line = document.createElement("p");
+    line.className = `notice ${tone}`;
+    const first = document.createElement("strong");
+    first.textContent = title;
+    line.append(first, ` ${message}`);
+    return line;
+  });
+  document.getElementById("signs").replaceChildren(...said);
+};
+
 const onTurn = ({ knob, moment }) => {
   document.getElementById("no-turns")?.remove();
   const said = (value) => value ?? knob.unturned;
@@ -204,7 +216,7 @@ const onTurn = ({ knob, moment }) => {
 
 const onChange = (message) => {
   position = message.lastEventId;
-  const { metrics, events, run } = JSON.parse(message.data);
+  const { metrics, events, run, signs } = JSON.parse(message.data);
   const changed = new Set();
   let fresh = false;
   for (const [name, step, value, time] of metrics) {
@@ -222,6 +234,7 @@ const onChange = (message) => {
   }
   tell(changed);
   onEvents(events);
+  onSigns(signs);
   const state = document.getElementById("state");
   state.textContent = run.word;
   state.className = `badge ${run.tone}`;

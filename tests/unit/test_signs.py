@@ -1,24 +1,22 @@
-"""What a run's page says of its figures."""
+"""What is said of a run's figures: on its page, in a terminal, in its report."""
 
 import random
 
 import pytest
 
 from art_core.observe.dashboard.charts import charts_of, polyline
-from art_core.observe.dashboard.page import duration, number, shown
-from art_core.observe.dashboard.series import Series
-from art_core.observe.dashboard.signs import Sign, signs_of
 from art_core.observe.dashboard.standing import Standing
+from art_core.observe.signs import Sign, signs_of
 from art_core.store.records import Event
+from art_core.views.curves import Curve
+from art_core.views.numbers import duration, number
+from art_core.views.text import shown
 
 GOING = Standing("running", "live", 0.0)
 
 
-def series(**values: list[float]) -> dict[str, Series]:
-    return {
-        name: Series(name, list(range(1, len(some) + 1)), some, [float(n) for n in range(len(some))])
-        for name, some in values.items()
-    }
+def series(**values: list[float]) -> dict[str, Curve]:
+    return {name: Curve(name, tuple(range(1, len(some) + 1)), tuple(some)) for name, some in values.items()}
 
 
 def titles(found: list[Sign]) -> list[str]:
@@ -153,7 +151,20 @@ def test_rewards_that_are_weighed_anew_are_no_fall_of_the_reward() -> None:
     rising = noisy([0.2 + n * 0.02 for n in range(20)])
     turned = [value if n < 12 else value - 3.0 for n, value in enumerate(rising)]
     assert titles(signs_of(series(reward_mean=turned), [], GOING)) == ["The reward has fallen back."]
-    scored = Series("reward_mean_scored", list(range(13, 21)), rising[12:], [float(n) for n in range(12, 20)])
+    scored = Curve("reward_mean_scored", tuple(range(13, 21)), tuple(rising[12:]))
     found = signs_of({**series(reward_mean=turned), "reward_mean_scored": scored}, [], GOING)
     assert titles(found) == ["It learns."]
     assert found[0].message.endswith("over 20 steps, as it was scored.")
+
+
+def test_a_run_of_thousands_of_steps_is_judged_by_some_of_them_and_says_how_many_there_were() -> None:
+    long = series(reward_mean=noisy([n / 4000 for n in range(4000)]), updates_skipped=[0.0] * 3999 + [1.0])
+    found = signs_of(long, [])
+    assert titles(found) == ["It learns.", "Updates were refused."]
+    assert "over 3,981 steps" in found[0].message  # from the first that was read
+    read = [n for n in range(4000) if (n + 1) % 20 == 0 or n >= 3995]
+    some = {
+        name: Curve(name, tuple(c.steps[n] for n in read), tuple(c.values[n] for n in read))
+        for name, c in long.items()
+    }
+    assert signs_of(some, []) == found  # as a page does, which reads no more than those

@@ -2,24 +2,33 @@
 
 Invariant: every sentence names the figures that it rests on; what the record does not tell is not guessed,
 and where nothing stands out nothing is said.
+
+The page of a run, the commands, the report and the notebook say the same.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-from art_core.observe.dashboard.page import number, shown
-from art_core.observe.dashboard.series import Series
-from art_core.observe.dashboard.standing import Standing
-from art_core.store.records import Event
+from art_core.views.curves import Curve
+from art_core.views.numbers import number
+from art_core.views.text import shown
+
+if TYPE_CHECKING:
+    from art_core.observe.dashboard.standing import Standing
+    from art_core.store.records import Event
 
 LATELY = 5
 """Steps that "lately" is about."""
 
 SURE = 3.0
 """Standard errors that a change of the mean reward must exceed to be called one."""
+
+SAMPLED = 200
+"""Steps that are read of a long run, evenly spaced, and those of `LATELY`."""
 
 _FEWEST = 6  # steps before a trend is spoken of
 
@@ -56,9 +65,23 @@ class Sign:
     title: str
     message: str
 
+    def as_dict(self) -> dict[str, str]:
+        """For JSON."""
+        return asdict(self)
 
-def signs_of(series: Mapping[str, Series], events: Sequence[Event], now: Standing) -> list[Sign]:
-    """What stands out in a run, the most important first."""
+
+def signs_of(
+    curves: Mapping[str, Curve], events: "Sequence[Event]", now: "Standing | None" = None
+) -> list[Sign]:
+    """What stands out in a run, the most important first.
+
+    Args:
+        curves: by name of the metric, at least those of `READ` that there are.
+        events: of the run, oldest first; those of stops and of going on are read.
+        now: how the run stands, where that is known.
+    """
+    last = max((curves[name].steps[-1] for name in READ if name in curves), default=0)
+    series = {name: _sampled(curves[name], last) for name in READ if name in curves}
     reward = _as_scored(series)
     found = [
         _stopped(events, now),
@@ -74,18 +97,29 @@ def signs_of(series: Mapping[str, Series], events: Sequence[Event], now: Standin
     return [sign for sign in found if sign is not None]
 
 
-def _as_scored(series: Mapping[str, Series]) -> Series | None:
+def _sampled(curve: Curve, last: int) -> Curve:
+    """Of a long run every so many steps, so that it is judged alike whoever asks."""
+    stride = max(1, last // SAMPLED)
+    kept = [
+        (step, value)
+        for step, value in zip(curve.steps, curve.values, strict=True)
+        if step % stride == 0 or step > last - LATELY
+    ]
+    return Curve(curve.name, tuple(step for step, _ in kept), tuple(value for _, value in kept))
+
+
+def _as_scored(series: Mapping[str, Curve]) -> Curve | None:
     """The mean reward on the scale that it was scored on, also where its weights were turned later."""
     reward, scored = series.get("reward_mean"), series.get("reward_mean_scored")
     if reward is None or scored is None:
         return reward
     known = dict(zip(scored.steps, scored.values, strict=True))
-    values = [known.get(step, value) for step, value in zip(reward.steps, reward.values, strict=True)]
+    values = tuple(known.get(step, value) for step, value in zip(reward.steps, reward.values, strict=True))
     return replace(reward, name=scored.name, values=values)
 
 
-def _values(series: Series | None) -> list[float]:
-    return [] if series is None else [v for v in series.values if v is not None]
+def _values(series: Curve | None) -> list[float]:
+    return [] if series is None else [value for _, value in series.finite]
 
 
 def _change(values: Sequence[float]) -> tuple[float, float, float]:
@@ -99,14 +133,15 @@ def _change(values: Sequence[float]) -> tuple[float, float, float]:
     return fmean(values[:length]), fmean(values[-length:]), noise * math.sqrt(2 / length)
 
 
-def trend(reward: Series | None) -> Sign | None:
+def trend(reward: Curve | None) -> Sign | None:
     """Whether the mean reward rises, falls or stays."""
     values = _values(reward)
-    if len(values) < _FEWEST:
+    if reward is None or len(values) < _FEWEST:
         return None
     before, after, error = _change(values)
-    as_scored = ", as it was scored" if reward is not None and reward.name != "reward_mean" else ""
-    said = f"from {number(before)} to {number(after)} over {len(values)} steps{as_scored}"
+    as_scored = ", as it was scored" if reward.name != "reward_mean" else ""
+    steps = reward.finite[-1][0] - reward.finite[0][0] + 1
+    said = f"from {number(before)} to {number(after)} over {number(steps)} steps{as_scored}"
     length = max(3, len(values) // 5)
     peaks = [fmean(values[i : i + length]) for i in range(len(values) - length + 1)]
     if max(peaks) - after > SURE * error > 0 and max(peaks) - after > 0.25 * (max(peaks) - min(peaks)):
@@ -128,7 +163,7 @@ def trend(reward: Series | None) -> Sign | None:
     )
 
 
-def _gamed(reward: Series | None, success: Series | None) -> Sign | None:
+def _gamed(reward: Curve | None, success: Curve | None) -> Sign | None:
     rewards, successes = _values(reward), _values(success)
     if min(len(rewards), len(successes)) < _FEWEST:
         return None
@@ -144,13 +179,13 @@ def _gamed(reward: Series | None, success: Series | None) -> Sign | None:
     return None
 
 
-def _lately(series: Mapping[str, Series], part: str, whole: str) -> tuple[float, float] | None:
+def _lately(series: Mapping[str, Curve], part: str, whole: str) -> tuple[float, float] | None:
     """Sums of two counts over the last steps; None where there are no such counts."""
     parts, wholes = _values(series.get(part))[-LATELY:], _values(series.get(whole))[-LATELY:]
     return (sum(parts), sum(wholes)) if parts and sum(wholes) else None
 
 
-def _without_spread(series: Mapping[str, Series]) -> Sign | None:
+def _without_spread(series: Mapping[str, Curve]) -> Sign | None:
     found = _lately(series, "groups_without_spread", "groups")
     if found is None or found[0] < 0.5 * found[1]:
         return None
@@ -162,7 +197,7 @@ def _without_spread(series: Mapping[str, Series]) -> Sign | None:
     )
 
 
-def _failing(series: Mapping[str, Series]) -> Sign | None:
+def _failing(series: Mapping[str, Curve]) -> Sign | None:
     found = _lately(series, "trajectories_failed", "trajectories")
     if found is None or found[0] < 0.1 * found[1]:
         return None
@@ -174,14 +209,14 @@ def _failing(series: Mapping[str, Series]) -> Sign | None:
     )
 
 
-def _skipped(series: Mapping[str, Series]) -> Sign | None:
+def _skipped(series: Mapping[str, Curve]) -> Sign | None:
     skipped = sum(_values(series.get("updates_skipped"))[-LATELY:])
     if not skipped:
         return None
     return Sign("warn", "Updates were refused.", f"{number(skipped)} in the last steps; the events say why.")
 
 
-def _far(series: Mapping[str, Series]) -> Sign | None:
+def _far(series: Mapping[str, Curve]) -> Sign | None:
     kl, ratio = _values(series.get("kl_old_new")), _values(series.get("behaviour_ratio_p99"))
     if kl and kl[-1] > 0.1:
         return Sign(
@@ -199,7 +234,7 @@ def _far(series: Mapping[str, Series]) -> Sign | None:
     return None
 
 
-def _sure_of_itself(entropy: Series | None) -> Sign | None:
+def _sure_of_itself(entropy: Curve | None) -> Sign | None:
     values = _values(entropy)
     if len(values) < _FEWEST or values[0] <= 0 or values[-1] > 0.1 * values[0]:
         return None
@@ -211,7 +246,7 @@ def _sure_of_itself(entropy: Series | None) -> Sign | None:
     )
 
 
-def _cut(series: Mapping[str, Series]) -> Sign | None:
+def _cut(series: Mapping[str, Curve]) -> Sign | None:
     found = _lately(series, "steps_truncated", "calls")
     if found is None or found[0] < 0.1 * found[1]:
         return None
@@ -222,11 +257,11 @@ def _cut(series: Mapping[str, Series]) -> Sign | None:
     )
 
 
-def _stopped(events: Sequence[Event], now: Standing) -> Sign | None:
+def _stopped(events: "Sequence[Event]", now: "Standing | None") -> Sign | None:
     acts = [event for event in events if event.kind in ("training_stopped", "training_resumed")]
     if acts and acts[-1].kind == "training_stopped":
         return Sign("bad", "Training was stopped.", shown(acts[-1].message))
-    if now.word == "silent":
+    if now is not None and now.word == "silent":
         return Sign(
             "bad" if now.gone else "warn",
             "Nothing more comes." if now.gone else "It is silent.",
