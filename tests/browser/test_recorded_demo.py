@@ -210,6 +210,21 @@ def test_every_page_fits_a_phone(
     assert [c for c in tab.close() if "404" not in c] == []
 
 
+@pytest.mark.parametrize("name", ["runs", "groups", "trajectories", "audit"])
+def test_on_a_phone_nothing_of_a_list_has_to_be_scrolled_to_the_side(
+    chromium: Browser, server: Server, paths: dict[str, str], name: str
+) -> None:
+    tab = Tab(chromium, server.url, viewport=PHONE, has_touch=True)
+    tab.page.goto(paths[name])
+    tab.settle()
+    lists = tab.page.locator(".scroll:has(table.cards)")
+    assert lists.evaluate_all("all => all.map((one) => one.scrollWidth - one.clientWidth)") == [0]
+    cells = lists.locator("tbody tr").first.locator("th, td")
+    within = "all => all.every((c) => !c.textContent.trim() || c.getBoundingClientRect().width > 0)"
+    assert cells.evaluate_all(within)
+    assert tab.close() == []
+
+
 def test_a_read_only_page_has_no_form_that_writes_and_its_server_hears_none(
     tab: Tab, run_id: str, paths: dict[str, str], store: Store
 ) -> None:
