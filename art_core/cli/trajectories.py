@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Find, read, compare and export what agents did.", no_args_is_help=True)
 
 _FILTER = "Which trajectories"
+_MOST_NAMED = 12
 
 
 def _narrow(*names: str, help: str, **more: Any) -> Any:
@@ -74,16 +75,39 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """List trajectories, filtered, page by page."""
-    from art_core.cli.output import show, show_json
+    from art_core.cli.output import cell, show, show_json
     from art_core.store.browse import list_trajectories
 
     with opened(project, root, url) as store:
         which = _filter(store, run, step, scenario, group, node, status, cause, reward_min, reward_max, order)
         page = list_trajectories(store, which, limit, after)
+        there_is = "" if as_json or page.items else _there_is(store, which)
     if as_json:
         show_json({"trajectories": [_row_json(row) for row in page.items], "next": page.next})
+    elif not page.items:
+        show(cell(f"no trajectory is like that{there_is}"))
     else:
         show(_rows_table(page.items, page.next))
+
+
+def _there_is(store: "Store", which: "TrajectoryFilter") -> str:
+    """What there is of that which a filter named in vain."""
+    from art_core.store.browse import choices
+    from art_core.views.text import brief
+
+    found = choices(store, which.run_id)
+    named = (
+        ("nodes", which.node, found.nodes),
+        ("causes of failures", which.cause, found.causes),
+        ("steps", which.policy_number, found.policy_numbers),
+    )
+    said = [
+        f"{name}: {', '.join(brief(str(one), 40) for one in there[:_MOST_NAMED]) or 'none'}"
+        + (f", and {len(there) - _MOST_NAMED} more" if len(there) > _MOST_NAMED else "")
+        for name, wanted, there in named
+        if wanted is not None and wanted not in there
+    ]
+    return f"; there are {'; '.join(said)}" if said else ""
 
 
 def _filter(
@@ -128,8 +152,6 @@ def _rows_table(rows: "tuple[TrajectoryRow, ...]", following: str | None) -> "Re
     from art_core.observe.run_view import ago
     from art_core.views.text import short_id
 
-    if not rows:
-        return cell("no trajectory is like that")
     listed = table("trajectory", "~scenario", "began", ">step", ">reward", ">calls", ">seconds", "status")
     for row in rows:
         listed.add_row(

@@ -171,7 +171,9 @@ def _engine(url: str | URL) -> Engine:
             return create_engine(url, pool_pre_ping=True)
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
     except (NoSuchModuleError, ModuleNotFoundError) as missing:
-        raise StoreError(f"{url}: the database driver is not installed: {missing}") from missing
+        driver = getattr(missing, "name", None)
+        way_out = f"; pip install '{driver}[binary]'" if driver == "psycopg" else ""
+        raise StoreError(f"{url}: the database driver is not installed: {missing}{way_out}") from missing
     except ArgumentError as unreadable:
         raise StoreError(f"{url!r} is not a database URL: {unreadable}") from unreadable
     event.listen(engine, "connect", _set_up_sqlite)

@@ -224,6 +224,19 @@ def test_a_file_that_is_no_store_is_a_store_error_without_a_traceback(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
+def test_a_filter_that_names_what_is_not_there_is_told_what_is(root: Path) -> None:
+    done = art(root, "trajectories", "list", "--node", "plannner", "--cause", "timeouts", "--step", "900")
+    assert done.exit_code == ExitCode.OK
+    said = " ".join(done.stdout.split())
+    assert said.startswith("no trajectory is like that; there are nodes: ")
+    assert "planner" in said
+    assert "causes of failures: " in said
+    assert "steps: 0, 1, 2" in said
+    assert (
+        art(root, "trajectories", "list", "--reward-min", "9").stdout.strip() == "no trajectory is like that"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -179,7 +179,7 @@ def test_it_says_where_it_is_and_that_it_is_read_only(server: Server, store: Sto
 
 
 def test_other_machines_are_let_in_only_when_that_was_asked_for(store: Store) -> None:
-    with pytest.raises(ConfigError, match="without a login"):
+    with pytest.raises(ConfigError, match=r"without a login.*--public"):
         run(store, "0.0.0.0")
     with pytest.raises(ConfigError, match="without a login"):
         run(store, "build-server")

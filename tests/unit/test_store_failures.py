@@ -5,6 +5,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -199,6 +200,15 @@ def test_a_project_that_cannot_be_a_files_name_is_refused(tmp_path: Path, projec
 def test_a_url_that_leads_nowhere_is_refused_without_showing_its_password(url: str, reason: str) -> None:
     with pytest.raises(StoreError, match=reason) as refused:
         Store.open("games", url=url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.skipif(find_spec("psycopg") is not None, reason="psycopg is installed")
+def test_the_driver_that_postgresql_needs_is_named_with_the_command_that_gets_it() -> None:
+    with pytest.raises(
+        StoreError, match=r"driver is not installed.*pip install 'psycopg\[binary\]'"
+    ) as refused:
+        Store.open("games", url="postgresql://u:secret@localhost/x")
     assert "secret" not in str(refused.value)
 
 

@@ -37,7 +37,7 @@ def run(
     if not (public or is_loopback(host)):
         raise ConfigError(
             f"host={host!r} would let other machines read every trajectory, without a login: keep 127.0.0.1 "
-            "and come through `ssh -L`, or say that it is meant to be public"
+            "and come through `ssh -L`, or say that it is meant to be public (--public, public=True)"
         )
     try:
         import uvicorn
