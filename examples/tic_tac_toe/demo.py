@@ -293,7 +293,8 @@ class Demo:
             if options.workers > 1:
                 self.workers = await stack.enter_async_context(Workers(options.workers))
             program = os.path.relpath(Path(sys.executable).with_name("art-langgraph"))
-            console.print(f"look on with  {program} dashboard --root {options.out} --project tic-tac-toe")
+            look_on = f"look on with  {program} dashboard --root {options.out} --project tic-tac-toe"
+            console.print(look_on, soft_wrap=True)  # to be copied whole
             before = await self.evaluate("as it comes")
             if options.warm_steps:
                 await self.warm_start()
