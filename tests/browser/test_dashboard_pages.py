@@ -92,6 +92,19 @@ def test_what_stands_out_is_said_while_a_run_goes_on(tab: Tab, store: Store, roo
     store.end_run(run)
 
 
+def test_an_axis_of_tiny_numbers_can_be_read(tab: Tab) -> None:
+    tab.page.goto("/runs/r-0000")
+
+    def ticks(title: str) -> list[str]:
+        figure = tab.page.locator("figure", has=tab.page.get_by_role("heading", name=title, exact=True))
+        figure.scroll_into_view_if_needed()
+        expect(figure.locator(".ytick").first).to_be_visible()
+        return figure.locator(".ytick").all_text_contents()
+
+    assert "1e\N{MINUS SIGN}5" in ticks("Learning rate")
+    assert all("e" not in tick and len(tick) <= 5 for tick in ticks("Reward"))
+
+
 def test_folded_metrics_are_drawn_when_they_are_opened(tab: Tab) -> None:
     tab.page.goto("/runs/r-0000")
     tab.page.get_by_text("All other metrics").click()

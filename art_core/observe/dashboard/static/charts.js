@@ -46,6 +46,9 @@ export function timeUnit(seconds) {
   return seconds < 7200 ? { unit: "min", size: 60 } : { unit: "h", size: 3600 };
 }
 
+// A learning rate of 0.000014 is read as 1.4e-5.
+const TINY = [{ dtickrange: [null, 2e-5], value: "~e" }, { dtickrange: [2e-5, null], value: "~g" }];
+
 export function layoutOf({ bars = false, legend = false, xTitle = "", yTitle = "", unified = true } = {}) {
   const axis = {
     gridcolor: css("--line"), zerolinecolor: css("--line"), linecolor: css("--line"),
@@ -62,7 +65,7 @@ export function layoutOf({ bars = false, legend = false, xTitle = "", yTitle = "
     showlegend: legend,
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { color: css("--text") } },
     xaxis: { ...axis, title: { ...axis.title, text: xTitle }, showgrid: false, zeroline: false },
-    yaxis: { ...axis, title: { ...axis.title, text: yTitle }, tickformat: "~g", zeroline: false },
+    yaxis: { ...axis, title: { ...axis.title, text: yTitle }, tickformat: "~g", tickformatstops: TINY, zeroline: false },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
     dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
     uirevision: "kept",
