@@ -4,6 +4,7 @@ Invariant: what a user can mend is one line on standard error and a code that sa
 fault of this program shows a traceback.
 """
 
+import errno
 import os
 import sys
 import traceback
@@ -63,6 +64,9 @@ _CODES: tuple[tuple[type[ArtError], ExitCode], ...] = (
 )
 
 
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+
+
 @contextmanager
 def told_errors() -> Generator[None]:
     """Turn what is raised inside into a line and an exit code."""
@@ -83,6 +87,13 @@ def told_errors() -> Generator[None]:
         raise typer.Exit(ExitCode.REFUSED) from None
     except (typer.Exit, typer.Abort):
         raise
+    except OSError as failed:
+        if failed.errno not in _OF_THE_DISK:
+            traceback.print_exception(failed)
+            raise typer.Exit(ExitCode.FAULT) from None
+        silence_stdout()  # what is still to be written would fail again
+        complain(f"{failed.filename or 'the output'} cannot be written: {failed.strerror}")
+        raise typer.Exit(ExitCode.STORE) from None
     except Exception as fault:
         if _is_usage_error(fault):
             raise

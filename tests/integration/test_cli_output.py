@@ -88,6 +88,20 @@ def test_a_reader_that_leaves_is_no_error(hostile: Path) -> None:
         assert complaint == b""
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("arguments", [("runs",), ("runs", "--json"), ("trajectories", "export")])
+def test_output_for_which_there_is_no_room_ends_with_4_and_one_line(
+    root: Path, arguments: tuple[str, ...]
+) -> None:
+    command = [sys.executable, "-m", "art_core.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, env={**os.environ, "ART_ROOT": str(root)}, text=True
+        )
+    assert done.returncode == ExitCode.STORE
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
 def test_without_a_terminal_or_with_no_color_there_are_no_escapes(root: Path) -> None:
     assert "\x1b" not in process(root, "runs").stdout
     # NO_COLOR takes colours, also where one is forced to believe in a terminal.
