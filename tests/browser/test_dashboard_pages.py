@@ -141,6 +141,36 @@ def test_runs_are_selected_and_compared_by_keys(tab: Tab) -> None:
     page.wait_for_url("**/")
 
 
+def test_runs_that_are_compared_while_they_go_on_are_followed(tab: Tab, store: Store, root: Path) -> None:
+    one, other = begin(store, root), begin(store, root)
+    for run in (one, other):
+        for step in (1, 2):
+            store.log_metrics(run, step, {"reward_mean": step / 10})
+    tab.page.goto(f"/compare?run={one}&run={other}")
+    row = tab.page.locator(f"[data-run={one}]")
+    expect(row).to_contain_text("0.200")
+    expect(tab.page.locator("figure").first.locator(".scatterlayer path.js-line")).to_have_count(2)
+    before = tab.page.locator("figure").first.locator(".scatterlayer path.js-line").first.get_attribute("d")
+    store.log_metrics(one, 3, {"reward_mean": 0.75})
+    store.end_run(one)
+    expect(row.locator("[data-state]")).to_have_text("finished")
+    expect(row).to_contain_text("0.750")
+    line = tab.page.locator("figure").first.locator(".scatterlayer path.js-line").first
+    expect(line).not_to_have_attribute("d", before or "")
+    store.end_run(other)
+
+
+def test_the_list_of_runs_follows_what_becomes_of_each(tab: Tab, store: Store, root: Path) -> None:
+    run = begin(store, root)
+    tab.page.goto("/")
+    row = tab.page.locator(f"#run-{run}")
+    expect(row).to_contain_text("running")
+    store.log_metrics(run, 1, {"reward_mean": 0.625})  # as a rule before the page looks for the first time
+    store.end_run(run)
+    expect(row).to_contain_text("finished")
+    expect(row).to_contain_text("0.625")
+
+
 def test_a_knob_is_turned_by_its_form(chromium: Browser, server: Server, store: Store, root: Path) -> None:
     tab = Tab(chromium, server.url)
     page = tab.page

@@ -51,9 +51,9 @@ MOST_NAMES = 400
 def series(
     request: Request, run_id: str, name: Annotated[list[str], Query(max_length=MOST_NAMES)]
 ) -> JSONResponse:
-    """Some metrics of a run and of those that it continues, and the position from which to follow it."""
+    """Some metrics of a run and of those that it continues, how it stands, and where to follow it from."""
     with site_of(request).store.read() as connection:
-        read_run(connection, run_id)
+        now = standing(connection, read_run(connection, run_id))
         line = read_lineage(connection, run_id)
         began = read_run(connection, line[0]).started_at
         found = read_series(connection, line, name)
@@ -61,6 +61,9 @@ def series(
     return JSONResponse(
         {
             "started_at": began,
+            "word": now.word,
+            "tone": now.tone,
+            "going": now.going,
             "position": str(position),
             "series": {name: columns(one) for name, one in found.items()},
         }

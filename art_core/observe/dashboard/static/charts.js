@@ -40,6 +40,15 @@ export function flatRange(columns) {
   return [value - Math.abs(value) * 0.5, value + Math.abs(value) * 0.5];
 }
 
+/** A number for people, as the pages' templates write it. */
+export const number = (value) => {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) || size >= 1000) return Math.round(value).toLocaleString("en-US").replace("-", "−");
+  if (size < 1e-3) return value.toExponential(2).replace("-", "−");
+  return value.toFixed(Math.max(0, 3 - Math.max(0, Math.floor(Math.log10(size)) + 1))).replace("-", "−");
+};
+
 /** Seconds as what an axis of that length is best read in. */
 export function timeUnit(seconds) {
   if (seconds < 300) return { unit: "s", size: 1 };

@@ -1,5 +1,5 @@
 // The page of one run: curves that follow the store, events as they come, knobs.
-import { Drawer, eventMarks, flatRange, insert, layoutOf, plain, seriesColor, smoothed, timeUnit } from "./charts.js";
+import { Drawer, eventMarks, flatRange, insert, layoutOf, number, plain, seriesColor, smoothed, timeUnit } from "./charts.js";
 
 const page = document.getElementById("run");
 const here = `/runs/${encodeURIComponent(page.dataset.run)}`;
@@ -101,13 +101,6 @@ function translucent(color, alpha) {
   return `rgba(${r},${g},${b},${alpha})`;
 }
 
-const number = (value) => {
-  if (value === null || value === undefined) return "–";
-  const size = Math.abs(value);
-  if (Number.isInteger(value) || size >= 1000) return Math.round(value).toLocaleString("en-US").replace("-", "−");
-  if (size < 1e-3) return value.toExponential(2).replace("-", "−");
-  return value.toFixed(Math.max(0, 3 - Math.max(0, Math.floor(Math.log10(size)) + 1))).replace("-", "−");
-};
 const newest = (one) => { for (let i = one.values.length - 1; i >= 0; i -= 1) if (one.values[i] !== null) return one.values[i]; return null; };
 
 const tell = (names) => {

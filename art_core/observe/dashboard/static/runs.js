@@ -41,7 +41,6 @@
       if (!old) { kept.push(document.adoptNode(row)); continue; }
       for (let i = 1; i < row.cells.length; i += 1) {
         const now = old.cells[i];
-        if (now.dataset.was === undefined) now.dataset.was = row.cells[i].innerHTML;
         if (now.dataset.was !== row.cells[i].innerHTML && !now.contains(document.activeElement)) {
           now.replaceChildren(...[...row.cells[i].childNodes].map((n) => document.importNode(n, true)));
           now.dataset.was = row.cells[i].innerHTML;
