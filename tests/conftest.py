@@ -5,9 +5,10 @@ import gc
 import ssl
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from helpers.scheduling import put_long_files_first
+from helpers.scheduling import UnitScheduling, put_long_units_first
 from hypothesis import HealthCheck, settings
 
 # Every HTTP client reads a machine's certificates, 25 ms each time, and tests make thousands of clients.
@@ -17,12 +18,17 @@ ssl.create_default_context = functools.cache(ssl.create_default_context)
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "url")
+ENGINES = ("embedded", "embedded-qwen2.5", "embedded-qwen3", "fake", "vllm", "url", "all")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several workers
-        put_long_files_first(items)
+        put_long_units_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduling | None:
+    return UnitScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 _module: Path | None = None
@@ -81,7 +87,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine",
         action="append",
         choices=ENGINES,
-        help="an engine to test, may be given again; default: all that need no other process",
+        help="an engine to test, may be given again; default: those that need no other process; all: these, "
+        "and vLLM where it is installed",
     )
     group.addoption("--model", type=Path, help="vllm: a model's directory; default: one that tests make")
     group.addoption("--vllm-python", type=Path, help="vllm: the interpreter that has it")

@@ -1,6 +1,7 @@
 """The engine conformance suite: one set of tests, over real HTTP, for every engine that serves a policy.
 
     pytest tests/conformance/engine                                  # embedded (three templates) and the fake
+    pytest tests/conformance/engine --engine all                     # the same, and vLLM
     pytest tests/conformance/engine --engine vllm                    # vLLM, CPU or CUDA, on a model made here
     pytest tests/conformance/engine --engine vllm --model DIR --dtype bfloat16 --vllm-python PYTHON
     pytest tests/conformance/engine --engine url --base-url http://host:8000/v1 --served-model NAME
@@ -26,7 +27,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "engine" in metafunc.fixturenames:
         templates = [name for name in DEFAULT if "-" in name]
         spared = templates if metafunc.module.__name__.endswith(ABOUT_SCHEDULING) else []
-        chosen = metafunc.config.getoption("--engine") or [name for name in DEFAULT if name not in spared]
+        default = [name for name in DEFAULT if name not in spared]
+        chosen = metafunc.config.getoption("--engine") or default
+        if "all" in chosen:
+            chosen = [*default, "vllm"]
         metafunc.parametrize("engine", chosen, indirect=True, scope="session")
 
 
