@@ -23,9 +23,10 @@ def dashboard(
 ) -> None:
     """Serve the pages: runs, curves, trajectories, token trees. Read-only unless --control is given.
 
-    Needs the extra serve.
+    It may be started before the first run: then it waits until there is something to show. Needs the extra
+    serve.
     """
     from art_core.observe.dashboard.serve import run
 
-    with opened(project, root, url) as store:
+    with opened(project, root, url, wait=True) as store:
         run(store, host, port, control, public=public)

@@ -112,6 +112,18 @@ def complain(message: str) -> None:
     Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
 
+def note(message: str) -> None:
+    """One line that is no trouble, on standard error: standard output may be for a program."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from art_core.views.text import safe, shorten
+
+    Console(stderr=True, highlight=False, soft_wrap=True).print(
+        Text(safe(shorten(message, 2000)), style="dim")
+    )
+
+
 def silence_stdout() -> None:
     """Let nothing be written any more; otherwise Python's own last flush would complain."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

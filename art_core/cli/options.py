@@ -3,6 +3,7 @@
 Invariant: an option is called the same, and means the same, wherever it is.
 """
 
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,9 +59,18 @@ Run: TypeAlias = Annotated[
 ROOT = Path(".art")
 
 
+_LOOK_AGAIN = 0.5  # seconds
+
+
 @contextmanager
-def opened(project: str | None, root: Path, url: str | None) -> "Generator[Store]":
+def opened(project: str | None, root: Path, url: str | None, *, wait: bool = False) -> "Generator[Store]":
     """The store that the options name; closed at the end.
+
+    Args:
+        project: whose; None: the only one that there is.
+        root: directory of the files.
+        url: a database's URL in place of a file.
+        wait: where nothing at all was recorded yet, wait until something is.
 
     Raises:
         UnknownProjectError: there is none, or several to choose from.
@@ -68,5 +78,19 @@ def opened(project: str | None, root: Path, url: str | None) -> "Generator[Store
     """
     from art_core.store.finding import open_existing
 
+    if wait and url is None:
+        _wait_for_a_record(root)
     with open_existing(project, root, url=url) as store:
         yield store
+
+
+def _wait_for_a_record(root: Path) -> None:
+    from art_core.cli.exits import note
+    from art_core.store.finding import projects
+
+    told = False
+    while not projects(root):
+        if not told:
+            note(f"nothing is recorded in {root} yet; waiting for a run to begin there (Ctrl-C ends this)")
+            told = True
+        time.sleep(_LOOK_AGAIN)

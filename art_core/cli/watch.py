@@ -46,7 +46,7 @@ def watch(
     """
     from art_core.cli.output import Terminal
 
-    with opened(project, root, url) as store:
+    with opened(project, root, url, wait=follow) as store:
         looks = _looks(store, run, follow, every)
         if as_json:
             last = _as_json(looks)
@@ -88,7 +88,7 @@ def _looks(store: "Store", name: str | None, follow: bool, every: float) -> "Ite
 
 
 def _first_run(store: "Store", name: str | None, follow: bool, every: float) -> str:
-    from art_core.cli.exits import complain
+    from art_core.cli.exits import note
     from art_core.errors import UnknownRunError
     from art_core.store.finding import find_run
 
@@ -100,7 +100,7 @@ def _first_run(store: "Store", name: str | None, follow: bool, every: float) -> 
             if not follow or name not in (None, "last"):
                 raise
             if not told:
-                complain(f"{missing}; waiting for it")
+                note(f"{missing}; waiting for it")
                 told = True
             time.sleep(every)
 

@@ -33,11 +33,13 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def watching(root: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def watching(root: Path, *options: str, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
     """A watch in a process of its own, and its lines."""
     command = [sys.executable, "-m", "art_core.cli", "watch", "--every", "0.1", *options]
     environment = {**os.environ, "ART_ROOT": str(root)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as started:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
+    ) as started:
         killer = threading.Timer(60, started.kill)
         killer.start()
         try:
@@ -111,6 +113,15 @@ def test_with_follow_the_next_run_is_waited_for(store: Store, tmp_path: Path) ->
         later = store.begin_run("agent", {})
         while (document := next(said))["run"]["id"] != later:
             assert document["run"]["id"] == run
+
+
+def test_a_watch_that_follows_may_begin_before_anything_is_recorded(tmp_path: Path) -> None:
+    with watching(tmp_path / "later", "--follow", "--json", stderr=subprocess.PIPE) as started:
+        assert started.stderr is not None
+        assert "waiting for a run to begin there" in started.stderr.readline()
+        with Store.open("p", tmp_path / "later") as store:
+            run = store.begin_run("agent", {})
+            assert next(documents(started))["run"]["id"] == run
 
 
 def test_a_pipe_gets_a_line_for_each_step_and_event_in_the_order_of_time(

@@ -2,8 +2,13 @@
 
 import http.client
 import json
+import os
+import re
 import socket
 import statistics
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -176,6 +181,26 @@ def test_it_says_where_it_is_and_that_it_is_read_only(server: Server, store: Sto
     assert "read-only" in server.said
     assert httpx.get(server.url).status_code == 200
     assert httpx.get(server.url, headers={"host": "evil.example"}).status_code == 400
+
+
+def test_it_may_be_started_before_anything_is_recorded(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "art_core.cli", "dashboard", "--port", "0"]
+    environment = {**os.environ, "ART_ROOT": str(tmp_path / "later"), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as started:
+        killer = threading.Timer(120, started.kill)
+        killer.start()
+        try:
+            assert started.stdout is not None
+            assert "waiting for a run to begin there" in started.stdout.readline()
+            with Store.open("p", tmp_path / "later") as store:
+                run_id = store.begin_run("agent")
+                found = next(u for line in started.stdout if (u := re.search(r"http://127[^ ]*", line)))
+                assert run_id in httpx.get(found[0]).text
+        finally:
+            killer.cancel()
+            started.kill()
 
 
 def test_other_machines_are_let_in_only_when_that_was_asked_for(store: Store) -> None:
