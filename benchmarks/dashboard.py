@@ -35,6 +35,8 @@ PAGES = {
     "compare 8 runs": "/compare?" + "&".join(f"run=r-{n:04}" for n in range(8)),
     "groups": "/groups",
     "groups of a step": "/groups?run_id=r-0100&policy_number=7",
+    "groups with a failure": "/groups?cause=timeout",
+    "groups that teach nothing": "/groups?spread=none",
     "trajectories": "/trajectories",
     "best of a step": "/trajectories?run_id=r-0100&policy_number=7&order=best",
     "worst of all": "/trajectories?order=worst",
