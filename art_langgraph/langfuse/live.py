@@ -74,7 +74,8 @@ class LangfuseLive:
         self._seen: Seen | None = None
         self._due: set[str] = set()
         self._running = 0
-        self._confirmed = 0
+        self._confirmed = self._observations = self._scores = 0
+        self._seconds = 0.0
         self._failed: dict[str, str] = {}
         self._problem: str | None = None
 
@@ -119,7 +120,10 @@ class LangfuseLive:
                 failed=dict(self._failed),
                 left=len(self._due) - self._running,
                 stopped=self._problem,
+                observations=self._observations,
+                scores=self._scores,
                 requests=self._client.requests,
+                seconds=self._seconds,
             )
 
     # -- in the background -------------------------------------------------------------------------
@@ -173,6 +177,9 @@ class LangfuseLive:
             self._due = (self._due - set(due)) | (waiting - result.failed.keys())
             self._running = sum(1 for mark in found if not mark.ended)
             self._confirmed += result.confirmed
+            self._observations += result.observations
+            self._scores += result.scores
+            self._seconds += result.seconds
             for trajectory_id in due:
                 self._failed.pop(trajectory_id, None)
             self._failed.update(result.failed)  # refused until they change

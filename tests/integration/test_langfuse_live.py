@@ -73,6 +73,8 @@ def test_a_rollout_is_there_moments_after_its_end_and_its_score_follows(
         until(lambda: len(server.scores) == 2)
     assert len(server.observations) == 4  # the rollout, two nodes, the call
     assert len(server.requests("/api/public/otel")) == 1
+    assert (live.state.observations, live.state.scores) == (4, 2 + 1)  # the reward went again with the thumb
+    assert live.state.seconds > 0
     assert (live.state.left, live.state.running, live.state.complete) == (0, 0, True)
 
 
