@@ -7,7 +7,7 @@ from typing import Any
 
 from art_core.observe.machine import environment
 
-__all__ = ["RESULTS", "environment", "write_result"]
+__all__ = ["RESULTS", "environment", "told", "write_result"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -18,3 +18,9 @@ def write_result(name: str, raw: Mapping[str, Any], ratios: Mapping[str, float])
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({**environment(), "ratios": ratios, "raw": raw}, indent=1) + "\n")
     return path
+
+
+def told(failed: Exception) -> str:
+    """What a result file keeps of an error: its beginning and, of a traceback in it, the end."""
+    text = f"{type(failed).__name__}: {failed}"
+    return text if len(text) <= 2000 else f"{text[:500]} ... {text[-1500:]}"

@@ -70,15 +70,39 @@ def merged(sheets: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]
     return [found[key] for key in sorted(found)]
 
 
-def write(out: Path, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Write runs, what they say, and where they were measured."""
+def write(out: Path, runs: Sequence[Mapping[str, Any]], place: Mapping[str, Any] | None = None) -> None:
+    """Write runs, what they say, and where they were measured.
+
+    Args:
+        out: the file.
+        runs: all of one machine.
+        place: hardware and versions; None: this machine's.
+    """
     out.parent.mkdir(parents=True, exist_ok=True)
-    known = environment()
-    known["hardware"]["gpus"] = gpu_names()
-    whole = {**known, "ratios": ratios(runs), "raw": {"runs": list(runs)}}
+    if place is None:
+        known = environment()
+        known["hardware"]["gpus"] = gpu_names()
+        place = known
+    whole = {**place, "ratios": ratios(runs), "raw": {"runs": list(runs)}}
     scratch = out.with_suffix(".writing")
     scratch.write_text(json.dumps(whole, indent=1) + "\n")
     scratch.replace(out)
+
+
+def place_of(files: Iterable[Path]) -> dict[str, Any]:
+    """Hardware and versions that result files have in common.
+
+    Raises:
+        SystemExit: they were measured on different machines, so that their runs are no ratios.
+    """
+    places: list[dict[str, Any]] = []
+    for file in files:
+        place = {k: v for k, v in json.loads(file.read_text()).items() if k not in ("ratios", "raw")}
+        if place not in places:
+            places.append(place)
+    if len(places) != 1:
+        raise SystemExit(f"these files are of {len(places)} machines; merge those of one: {places}")
+    return places[0]
 
 
 def ratios(runs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -157,7 +181,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse(argv)
     if args.part == "merge":
-        write(args.out, merged(read(file) for file in args.files))
+        write(args.out, merged(read(file) for file in args.files), place_of(args.files))
         print(json.dumps(json.loads(args.out.read_text())["ratios"], indent=1))
         return
     if args.gpus is not None:

@@ -21,6 +21,7 @@ from art_core import (
 from art_core.learning import LearningStep
 from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph import Workers, agather
+from benchmarks.environment import told
 from examples.tic_tac_toe.demo import AGENTS, HELD_OUT, outcomes, random_player_conversations
 
 STALENESS = {"shared": 0, "resident": 0, "apart0": 0, "overlap1": 1, "overlap4": 4}
@@ -37,7 +38,7 @@ async def measure_modes(args: argparse.Namespace, sheet: Any) -> None:
         try:
             run = await measure(args, mode)
         except Exception as failed:
-            run = {"error": f"{type(failed).__name__}: {failed}"[:2000]}
+            run = {"error": told(failed)}
         sheet.add({"part": "apart", "name": mode, **run})
 
 

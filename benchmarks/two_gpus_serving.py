@@ -21,6 +21,7 @@ from art_core.inference.gateway_routing import ReplicaState
 from art_core.inference.replicas import ReplicaSet
 from art_core.plain_http import HttpError, HttpPool, request_bytes
 from art_core.types import PolicyVersion
+from benchmarks.environment import told
 from benchmarks.two_gpus_together import model_directory
 
 LORA = LoRAConfig(rank=16, alpha=32)
@@ -46,7 +47,7 @@ async def measure_serving(args: argparse.Namespace, sheet: Any) -> None:
         try:
             run = await measure(args, what, directory, adapters)
         except Exception as failed:
-            run = {"error": f"{type(failed).__name__}: {failed}"[:2000]}
+            run = {"error": told(failed)}
         sheet.add({"part": "serving", "name": what, **run})
 
 
@@ -191,7 +192,9 @@ class Load:
             }
             began = time.perf_counter()
             try:
-                self.tokens += await self._post(body)
+                # Not in one statement with the sum, which would be read before others add to it.
+                tokens = await self._post(body)
+                self.tokens += tokens
             except (HttpError, KeyError, ValueError) as lost:
                 self.failed += 1
                 self.failures = [*self.failures, f"{type(lost).__name__}: {lost}"[:300]][:5]

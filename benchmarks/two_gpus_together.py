@@ -16,6 +16,7 @@ import torch
 from art_core.config import GuardrailConfig, LoRAConfig, ParallelConfig, TrainConfig
 from art_core.training.launch import TrainerProcesses
 from art_core.training.peft_policy import PeftPolicy
+from benchmarks.environment import told
 from benchmarks.train_step_work import SMALL, W1, Workload, groups, trajectory_groups, write_model
 
 LORA = LoRAConfig(rank=16, alpha=32)
@@ -35,7 +36,7 @@ def measure(args: argparse.Namespace, sheet: Any) -> None:
                 try:
                     run = speed(args, model, directory, strategy, count)
                 except Exception as failed:
-                    run = {"error": f"{type(failed).__name__}: {failed}"[:2000]}
+                    run = {"error": told(failed)}
                 sheet.add({"part": "together", "name": name, "model": model, **run})
 
 
@@ -54,15 +55,15 @@ def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, 
     with trainer(args, directory, config, strategy, count, "float32" if args.small else "bfloat16") as ranks:
         ready = time.perf_counter() - began
         began = time.perf_counter()
-        ranks.train(batch)
+        norms = [ranks.train(batch).metrics["grad_norm"]]
         first = time.perf_counter() - began
-        seconds, inside, norm = [], [], 0.0
+        seconds, inside = [], []
         for _ in range(args.steps):
             began = time.perf_counter()
             report = ranks.train(batch)
             seconds.append(time.perf_counter() - began)
             inside.append(report.metrics["seconds"])
-            norm = report.metrics["grad_norm"]
+            norms.append(report.metrics["grad_norm"])
         entries = report.metrics["entries"]
         description = ranks.description
         peak = ranks.call("peak_memory")
@@ -78,7 +79,7 @@ def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, 
         "trained_tokens": entries,
         "tree_nodes": report.metrics["tree_nodes"],
         "groups": work.groups,
-        "grad_norm": norm,
+        "grad_norms": norms,
         "parameters_held": description.held,
         "parameters": description.parameters,
         "peak_bytes_first_rank": peak,
@@ -119,7 +120,7 @@ def compare(args: argparse.Namespace, sheet: Any, model: str, directory: Path) -
             if count == 1:
                 del run["largest_gradient_difference"]
         except Exception as failed:
-            run = {"error": f"{type(failed).__name__}: {failed}"[:2000]}
+            run = {"error": told(failed)}
         sheet.add({"part": "together", "name": name, "model": model, **run})
 
 

@@ -149,16 +149,23 @@ def flex(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: floa
 
 def causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """Plain causal attention; shapes as in `flex`, any number of rows."""
-    return F.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
-    )
+    shares = query.shape[1] != key.shape[1]
+    if shares and query.device.type == "cuda" and query.dtype not in (torch.bfloat16, torch.float16):
+        # Of CUDA's kernels for other types only the one that holds all scores lets heads share keys.
+        key, value, shares = _repeated(key, query), _repeated(value, query), False
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=shares)
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
     """SDPA under a boolean matrix; shapes as in `flex`."""
     # Kernels that take a mask do not share keys among heads by themselves.
-    key, value = (t.repeat_interleave(query.shape[1] // t.shape[1], dim=1) for t in (key, value))
+    key, value = _repeated(key, query), _repeated(value, query)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+
+
+def _repeated(shared: Tensor, query: Tensor) -> Tensor:
+    """Keys or values once for each head that shares them."""
+    return shared.repeat_interleave(query.shape[1] // shared.shape[1], dim=1)
 
 
 def tree_attention_forward(

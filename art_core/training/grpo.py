@@ -107,6 +107,9 @@ class Trainer:
     def _set_checkpointing(self) -> None:
         if self.config.gradient_checkpointing != "auto":
             self.policy.gradient_checkpointing = self.config.gradient_checkpointing
+        elif self.ranks.sharded:
+            # A model is sharded because memory is short, and a pass that runs out of it cannot be made again.
+            self.policy.gradient_checkpointing = True
 
     def _relieve_memory(self) -> str | None:
         if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:

@@ -19,6 +19,7 @@ from art_core.training.grpo import Trainer
 from art_core.training.measured import Measured, machine_key
 from art_core.training.memory import is_out_of_memory
 from art_core.training.optimizer import Optimizer
+from art_core.training.ranks import Alone
 from art_core.types import TrajectoryGroup
 
 PROMPT = 40
@@ -136,6 +137,22 @@ def test_less_is_kept_in_memory_before_passes_become_tiny(model: Path, faults: P
     assert kinds(report.events) == ["gradient_checkpointing_on", *["token_budget_lowered"] * 3]
     assert relieved.policy.gradient_checkpointing
     assert close(unharmed, relieved)
+
+
+class Sharded(Alone):
+    """Ranks of a sharded model, all of them here."""
+
+    sharded = True
+
+
+@pytest.mark.parametrize(("wanted", "found"), [("auto", True), (False, False), (True, True)])
+def test_a_sharded_model_keeps_little_from_the_beginning(
+    model: Path, faults: Path, wanted: object, found: bool
+):
+    """It cannot make a pass again that ran out of memory."""
+    policy = tiny_policy(model, faults)("cpu")
+    Trainer(policy, CONFIG.replace(gradient_checkpointing=wanted), ranks=Sharded())
+    assert policy.gradient_checkpointing is found
 
 
 def test_when_not_even_one_path_fits_the_error_names_its_length_and_nothing_has_changed(

@@ -51,9 +51,11 @@ def test_a_gpu_goes_on_from_the_state_of_a_cpu_and_the_other_way_round():
     for mine, theirs in zip(here.parameters, there.parameters, strict=True):
         theirs.data.copy_(mine.data)
     there.load_state_dict(copy.deepcopy(here.state_dict()))
+    # The GPU's kernel reckons the bias correction, 1 - 0.999^t, in float32: 1e-4 of a step of 0.1. Another
+    # number of steps, or moments that were lost, would make a tenth of one.
     for mine, theirs in zip(stepped(here, 2), stepped(there, 2), strict=True):
-        assert torch.allclose(mine, theirs.cpu(), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(mine, theirs.cpu(), rtol=0, atol=1e-4)
     assert there.state_dict()["adamw"]["param_groups"][0]["fused"] is True
     here.load_state_dict(copy.deepcopy(there.state_dict()))
     for mine, theirs in zip(stepped(here, 2), stepped(there, 2), strict=True):
-        assert torch.allclose(mine, theirs.cpu(), rtol=1e-5, atol=1e-6)
+        assert torch.allclose(mine, theirs.cpu(), rtol=0, atol=1e-4)

@@ -1,11 +1,14 @@
 """What the benchmark of several GPUs makes of its runs."""
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
+from art_core.types import PolicyVersion
 from benchmarks.two_gpus import Sheet, main, merged, parse, ratios, read
+from benchmarks.two_gpus_serving import Load
 
 
 def together(name: str, **figures: float) -> dict[str, object]:
@@ -52,6 +55,41 @@ def test_files_are_put_together_with_their_ratios(tmp_path: Path, capsys: pytest
     assert whole["ratios"] == {"7b ddp 2_vs_one_gpu": 1.85}
     assert len(read(out)) == 2
     assert {"processor", "cores", "gpus"} <= whole["hardware"].keys()
+
+
+def test_a_merged_file_names_the_machine_of_its_runs_and_not_the_one_that_merges(tmp_path: Path):
+    first, second = tmp_path / "1.json", tmp_path / "2.json"
+    there = {"hardware": {"gpus": ["A", "A"]}, "versions": {"torch": "0"}}
+    for path, count in ((first, 1), (second, 2)):
+        runs = [together(f"7b ddp {count}", tokens_per_second=100.0 * count)]
+        path.write_text(json.dumps({**there, "ratios": {}, "raw": {"runs": runs}}))
+    out = tmp_path / "whole.json"
+    main(["merge", str(first), str(second), "--out", str(out)])
+    whole = json.loads(out.read_text())
+    assert (whole["hardware"], whole["versions"]) == (there["hardware"], there["versions"])
+    assert whole["ratios"] == {"7b ddp 2_vs_one_gpu": 2.0}
+    second.write_text(json.dumps({**json.loads(second.read_text()), "hardware": {"gpus": ["B"]}}))
+    with pytest.raises(SystemExit, match="of 2 machines"):
+        main(["merge", str(first), str(second), "--out", str(out)])
+
+
+class EngineOf:
+    base_url = "http://127.0.0.1:9/v1"
+
+
+class Answered(Load):
+    """Each request takes a few turns of the loop and gives five tokens."""
+
+    async def _post(self, body: dict[str, object]) -> int:
+        for _ in range(self.done % 3 + 1):
+            await asyncio.sleep(0)
+        return 5
+
+
+async def test_tokens_of_requests_that_go_on_side_by_side_are_all_counted():
+    async with Answered(EngineOf(), PolicyVersion("m", 1), 8) as load:
+        await load.answered(200)
+    assert load.tokens == 5 * load.done
 
 
 def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path):
