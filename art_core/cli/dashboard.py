@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from art_core.cli.options import ROOT, Project, Root, Url, opened
+from art_core.cli.options import ROOT, AsJson, Project, Root, Url, opened
 
 
 def dashboard(
@@ -20,13 +20,19 @@ def dashboard(
     project: Project = None,
     root: Root = ROOT,
     url: Url = None,
+    as_json: AsJson = False,
 ) -> None:
     """Serve the pages: runs, curves, trajectories, token trees. Read-only unless --control is given.
 
     It may be started before the first run: then it waits until there is something to show. Needs the extra
     serve.
     """
+    from art_core.cli.output import show_json
     from art_core.observe.dashboard.serve import run
 
     with opened(project, root, url, wait=True) as store:
-        run(store, host, port, control, public=public)
+
+        def listens(at: str) -> None:
+            show_json({"url": at, "store": store.location, "project": store.project, "control": control})
+
+        run(store, host, port, control, public=public, listens=listens if as_json else None)

@@ -87,6 +87,7 @@ NOTES: dict[str, str] = {
     "trajectories show": "`trajectory` is as in a line of `trajectories export`.",
     "trajectories compare": "`messages` of each are those after the common ones.",
     "trajectories export": "Only with `--to`: without it, the lines themselves are the output.",
+    "dashboard": 'Once it listens, `{"url", "store", "project", "control"}`; it goes on serving.',
     "watch": (
         'One document a line: `{"type": "run", "run", "outcomes"}` at the beginning, at a change of run and '
         'at the end; `{"type": "metrics", "step", "values", "created_at"}` for each training step; '

@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import re
 import socket
 import statistics
 import subprocess
@@ -183,8 +182,10 @@ def test_it_says_where_it_is_and_that_it_is_read_only(server: Server, store: Sto
     assert httpx.get(server.url, headers={"host": "evil.example"}).status_code == 400
 
 
-def test_it_may_be_started_before_anything_is_recorded(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "art_core.cli", "dashboard", "--port", "0"]
+def test_it_may_be_started_before_anything_is_recorded_and_tells_a_program_its_address(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-m", "art_core.cli", "dashboard", "--port", "0", "--json"]
     environment = {**os.environ, "ART_ROOT": str(tmp_path / "later"), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
@@ -196,8 +197,9 @@ def test_it_may_be_started_before_anything_is_recorded(tmp_path: Path) -> None:
             assert "waiting for a run to begin there" in started.stdout.readline()
             with Store.open("p", tmp_path / "later") as store:
                 run_id = store.begin_run("agent")
-                found = next(u for line in started.stdout if (u := re.search(r"http://127[^ ]*", line)))
-                assert run_id in httpx.get(found[0]).text
+                told = json.loads(started.stdout.readline())
+                assert (told["project"], told["control"]) == ("p", False)
+                assert run_id in httpx.get(told["url"]).text
         finally:
             killer.cancel()
             started.kill()

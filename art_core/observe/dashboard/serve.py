@@ -5,20 +5,29 @@ is said about it; Ctrl-C ends it at once, open pages or not.
 """
 
 import socket
+from collections.abc import Callable
 from ipaddress import ip_address
 
 from rich.console import Console
+from rich.text import Text
 
 from art_core.errors import ConfigError
 from art_core.plain_http import SERVER_KEPT_SECONDS
 from art_core.store import Store
+from art_core.views.text import safe
 
 GRACE_SECONDS = 1
 """How long answers under way may take when the server is told to stop."""
 
 
 def run(
-    store: Store, host: str = "127.0.0.1", port: int = 7070, control: bool = False, *, public: bool = False
+    store: Store,
+    host: str = "127.0.0.1",
+    port: int = 7070,
+    control: bool = False,
+    *,
+    public: bool = False,
+    listens: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a project's dashboard until Ctrl-C.
 
@@ -27,6 +36,7 @@ def run(
         host: address to listen on.
         port: 0 takes a free one.
         control: whether the live knobs of a run can be turned on its page.
+        listens: told its address once it listens, in place of standard output.
         public: listen beyond this machine if ``host`` says so. There is no login: everyone who reaches the
             port reads everything, and turns knobs with ``control``.
 
@@ -59,11 +69,13 @@ def run(
         timeout_graceful_shutdown=GRACE_SECONDS,
         server_header=False,
     )
-    Console(soft_wrap=True).print(
-        f"{store.location} on [link]http://{named}:{port}/[/link]"
-        + (" (knobs can be turned)" if control else " (read-only)")
-        + "; Ctrl-C stops it"
-    )
+    url = f"http://{named}:{port}/"
+    if listens is None:
+        what = " (knobs can be turned)" if control else " (read-only)"
+        line = Text(safe(store.location)).append(" on ").append(url, style=f"link {url}")
+        Console(soft_wrap=True).print(line.append(f"{what}; Ctrl-C stops it"))
+    else:
+        listens(url)
     with listening:
         try:
             uvicorn.Server(config).run(sockets=[listening])
