@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # the repository, when run as a script
 
 from benchmarks.train_step_job import Job, reset  # noqa: E402 - see the line above
-from benchmarks.train_step_results import merged, ratios, read, table, write  # noqa: E402 - likewise
+from benchmarks.train_step_results import merged, ratios, read_all, table, write  # noqa: E402 - likewise
 from benchmarks.train_step_ways import NEEDS_UNSLOTH, WAYS, needs_missing  # noqa: E402 - likewise
 
 NAMES = {"135m": "SmolLM2-135M", "05b": "Qwen2.5-Coder-0.5B", "7b": "Qwen2 7B shape", "tiny": "tiny"}
@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         worker(json.loads(spec), directory, Path(out))
         return
     if args.merge:
-        runs = merged(run for path in args.merge for run in read(path))
+        runs = merged(read_all(args.merge))
         write(args.out, runs)
         print(table(runs), json.dumps(ratios(runs), indent=1), sep="\n")
         return

@@ -1,7 +1,8 @@
 """Measured training steps: which runs stand, what they come to, and the file that keeps them.
 
 Invariant: a ratio compares runs of one machine. A file may hold several machines' runs, each under its own
-machine; of a ratio that several of them have, the one that was measured last is named.
+machine; of a ratio that several of them have, the one that was measured last is named, but before those that
+took more memory than the other side.
 """
 
 import json
@@ -51,12 +52,25 @@ def ratios(runs: Sequence[Run]) -> dict[str, float]:
     """What the figures come to: trained tokens a second against others', memory likewise."""
     found: dict[str, float] = {}
     for place in _places(runs):
-        found |= _ratios_of([r for r in runs if r.get("place") == place])
+        for name, pair in _pairs(_ratios_of([r for r in runs if r.get("place") == place])):
+            before = found.get(f"{name}_memory")
+            if before is None or before > MORE or pair.get(f"{name}_memory", 0.0) <= MORE:
+                found |= pair
     for name in ("w1_tree_vs_step_rows", "w2_best_vs_peer"):
         values = [v for n, v in found.items() if n.startswith(f"{name}_") and not n.endswith("_memory")]
         if values:
             found[name] = min(values)
     return found
+
+
+MORE = 1.05
+"""Memory beside the other's from which it counts as more."""
+
+
+def _pairs(named: dict[str, float]) -> list[tuple[str, dict[str, float]]]:
+    """Each ratio of speeds with that of memory, where there is one."""
+    names = [name for name in named if not name.endswith("_memory")]
+    return [(n, {k: named[k] for k in (n, f"{n}_memory") if k in named}) for n in names]
 
 
 def _places(runs: Iterable[Run]) -> list[Any]:
@@ -123,6 +137,26 @@ def read(path: Path) -> list[Run]:
         {**{k: v for k, v in run.items() if k != "machine"}, "place": machines[run.get("machine", 0)]}
         for run in result["raw"]["runs"]
     ]
+
+
+def read_all(paths: Iterable[Path]) -> list[Run]:
+    """The runs of several files. Calls on one machine may have had different cores of it."""
+    found: list[Run] = []
+    whole: list[Any] = []
+    for path in paths:
+        runs = read(path)
+        if "machines" not in json.loads(path.read_text()):
+            for run in runs:
+                run["cores"] = run["place"]["hardware"].get("cores")
+                same = [place for place in whole if _but_cores(place) == _but_cores(run["place"])]
+                whole += [] if same else [run["place"]]
+                run["place"] = (same or [run["place"]])[0]
+        found += runs
+    return found
+
+
+def _but_cores(place: dict[str, Any]) -> dict[str, Any]:
+    return {**place, "hardware": {k: v for k, v in place["hardware"].items() if k != "cores"}}
 
 
 def write(out: Path, runs: Sequence[Run]) -> None:

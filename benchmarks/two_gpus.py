@@ -55,8 +55,10 @@ class Sheet:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The runs of a result file."""
-    return json.loads(path.read_text())["raw"]["runs"]
+    """The runs of a result file, each with the cores that it had."""
+    whole = json.loads(path.read_text())
+    cores = whole["hardware"].get("cores")
+    return [{"cores": cores, **run} for run in whole["raw"]["runs"]]
 
 
 def merged(sheets: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -90,18 +92,21 @@ def write(out: Path, runs: Sequence[Mapping[str, Any]], place: Mapping[str, Any]
 
 
 def place_of(files: Iterable[Path]) -> dict[str, Any]:
-    """Hardware and versions that result files have in common.
+    """Hardware and versions that result files have in common; of cores, which calls may share, the most.
 
     Raises:
         SystemExit: they were measured on different machines, so that their runs are no ratios.
     """
     places: list[dict[str, Any]] = []
+    cores = 0
     for file in files:
         place = {k: v for k, v in json.loads(file.read_text()).items() if k not in ("ratios", "raw")}
+        cores = max(cores, place["hardware"].pop("cores", 0))
         if place not in places:
             places.append(place)
     if len(places) != 1:
         raise SystemExit(f"these files are of {len(places)} machines; merge those of one: {places}")
+    places[0]["hardware"]["cores"] = cores
     return places[0]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.train_step import main, parse, specification
-from benchmarks.train_step_results import merged, ratios, read, write
+from benchmarks.train_step_results import merged, ratios, read, read_all, write
 from benchmarks.train_step_work import SMALL, W1, W3, WORKLOADS, groups, trajectory_groups
 
 SAID = {"compile_s": 0.0, "grad_norm": 1.0}
@@ -80,7 +80,34 @@ def test_runs_of_several_machines_lie_in_one_file_and_are_compared_within_their_
     assert [r["machine"] for r in result["raw"]["runs"]] == [0, 0, 0, 1, 1]
     assert result["ratios"]["w1_tree_vs_best_peer_135m"] == 2.0, "the newer machine's"
     assert result["ratios"]["w1_tree_vs_step_rows"] == 30.0, "measured on the older one alone"
-    assert read(both) == [*read(old), *read(new)]
+    assert read(both) == read_all([old, new])
+
+
+def test_the_last_machine_is_named_unless_it_took_more_memory_there(tmp_path: Path):
+    def place(name: str) -> dict[str, Any]:
+        return {"hardware": {}, "versions": {}, "gpu": name}
+
+    def both(name: str, speed: float, gib: float) -> list[dict[str, Any]]:
+        ours = {**run("tree_fused", speed), "peak_gib": gib, "place": place(name)}
+        return [ours, {**run("trl", 100.0), "peak_gib": 10.0, "place": place(name)}]
+
+    little, much = both("little", 200.0, 10.2), both("much", 300.0, 19.0)
+    found = ratios([*little, *much])
+    assert (found["w1_tree_vs_trl_135m"], found["w1_tree_vs_trl_135m_memory"]) == (2.0, 1.02)
+    assert ratios([*much, *little])["w1_tree_vs_trl_135m"] == 2.0
+    assert ratios([*little, *both("less", 150.0, 5.0)])["w1_tree_vs_trl_135m"] == 1.5
+    assert ratios([*much, *both("more", 400.0, 30.0)])["w1_tree_vs_trl_135m"] == 4.0
+
+
+def test_calls_on_one_machine_may_have_had_different_cores_of_it(tmp_path: Path):
+    for name, cores, way, speed in (("a", 4, "tree_fused", 300.0), ("b", 8, "trl", 100.0)):
+        place = {"hardware": {"processor": "P", "cores": cores}, "versions": {}, "gpu": "G"}
+        write(tmp_path / name, [{**run(way, speed), "place": place}])
+    found = read_all([tmp_path / "a", tmp_path / "b"])
+    assert ratios(found)["w1_tree_vs_trl_135m"] == 3.0
+    assert [r["cores"] for r in found] == [4, 8]
+    write(tmp_path / "whole", found)
+    assert "machines" not in json.loads((tmp_path / "whole").read_text())
 
 
 def test_workloads_have_the_sizes_that_they_are_named_for():

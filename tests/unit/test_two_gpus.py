@@ -59,14 +59,16 @@ def test_files_are_put_together_with_their_ratios(tmp_path: Path, capsys: pytest
 
 def test_a_merged_file_names_the_machine_of_its_runs_and_not_the_one_that_merges(tmp_path: Path):
     first, second = tmp_path / "1.json", tmp_path / "2.json"
-    there = {"hardware": {"gpus": ["A", "A"]}, "versions": {"torch": "0"}}
     for path, count in ((first, 1), (second, 2)):
         runs = [together(f"7b ddp {count}", tokens_per_second=100.0 * count)]
+        there = {"hardware": {"gpus": ["A", "A"], "cores": 4 * count}, "versions": {"torch": "0"}}
         path.write_text(json.dumps({**there, "ratios": {}, "raw": {"runs": runs}}))
     out = tmp_path / "whole.json"
     main(["merge", str(first), str(second), "--out", str(out)])
     whole = json.loads(out.read_text())
-    assert (whole["hardware"], whole["versions"]) == (there["hardware"], there["versions"])
+    assert whole["hardware"] == {"gpus": ["A", "A"], "cores": 8}
+    assert whole["versions"] == {"torch": "0"}
+    assert [run["cores"] for run in read(out)] == [4, 8]
     assert whole["ratios"] == {"7b ddp 2_vs_one_gpu": 2.0}
     second.write_text(json.dumps({**json.loads(second.read_text()), "hardware": {"gpus": ["B"]}}))
     with pytest.raises(SystemExit, match="of 2 machines"):
