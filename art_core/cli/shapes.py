@@ -35,7 +35,7 @@ SHAPES: dict[str, tuple[str, ...]] = {
 
 MEMBERS: dict[str, tuple[str, ...]] = {
     "runs: runs[]": (*_RUN, "steps", "trajectories", "reward_mean", "sparkline"),
-    "runs RUN: signs[]": ("tone", "title", "message"),
+    "runs RUN: signs[]": ("tone", "title", "message", "about"),
     "runs RUN: events[]": ("kind", "message", "data", "created_at"),
     "trajectories list: trajectories[]": (
         "id",
@@ -82,7 +82,8 @@ MEMBERS: dict[str, tuple[str, ...]] = {
 """Keys of the members of lists."""
 
 NOTES: dict[str, str] = {
-    "runs RUN": "`metrics` has `[step, value]` pairs by name; `outcomes` counts trajectories by status.",
+    "runs RUN": "`metrics` has `[step, value]` pairs by name; `outcomes` counts trajectories by status; "
+    "`signs` are what stands out, `about` the metric that tells most of it.",
     "trajectories list": "`next` is what `--after` takes for the page that follows, or null.",
     "trajectories show": "`trajectory` is as in a line of `trajectories export`.",
     "trajectories compare": "`messages` of each are those after the common ones.",

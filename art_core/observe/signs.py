@@ -59,11 +59,13 @@ class Sign:
         tone: ``good``, ``warn``, ``bad``, or empty.
         title: it in a few words.
         message: the figures, and what to do.
+        about: the metric that tells most of it; empty for what is no metric's.
     """
 
     tone: str
     title: str
     message: str
+    about: str = ""
 
     def as_dict(self) -> dict[str, str]:
         """For JSON."""
@@ -150,16 +152,18 @@ def trend(reward: Curve | None) -> Sign | None:
             "The reward has fallen back.",
             f"It was {number(max(peaks))} at its best and is {number(after)} now. Look at KL, entropy and "
             "the events from there on, or go on from the checkpoint of that time (fork).",
+            about="reward_mean",
         )
     if after - before > SURE * error:
-        return Sign("good", "It learns.", f"The mean reward rose {said}.")
+        return Sign("good", "It learns.", f"The mean reward rose {said}.", about="reward_mean")
     if before - after > SURE * error:
-        return Sign("bad", "The reward falls.", f"Its mean went {said}.")
+        return Sign("bad", "The reward falls.", f"Its mean went {said}.", about="reward_mean")
     return Sign(
         "warn",
         "The reward does not move.",
         f"Its mean went {said}, which is within its noise (± {number(SURE * error)}). Look at the spread "
         "within groups, at the worst rollouts, and at the learning rate.",
+        about="reward_mean",
     )
 
 
@@ -175,6 +179,7 @@ def _gamed(reward: Curve | None, success: Curve | None) -> Sign | None:
             "The reward is being gamed.",
             f"It rose from {number(before)} to {number(after)} while the success rate fell from "
             f"{number(good_before)} to {number(good_after)}. Audit the reward before going on.",
+            about="success_rate",
         )
     return None
 
@@ -194,6 +199,7 @@ def _without_spread(series: Mapping[str, Curve]) -> Sign | None:
         "Most groups teach nothing.",
         f"In the last steps {number(found[0])} of {number(found[1])} groups had equal rewards: the scenarios "
         "are too easy or too hard, or the reward is too coarse.",
+        about="groups_without_spread",
     )
 
 
@@ -206,6 +212,7 @@ def _failing(series: Mapping[str, Curve]) -> Sign | None:
         "Many rollouts fail.",
         f"In the last steps {number(found[0])} of {number(found[1])} ended without a reward; their causes "
         "are in the list of rollouts.",
+        about="trajectories_failed",
     )
 
 
@@ -213,7 +220,12 @@ def _skipped(series: Mapping[str, Curve]) -> Sign | None:
     skipped = sum(_values(series.get("updates_skipped"))[-LATELY:])
     if not skipped:
         return None
-    return Sign("warn", "Updates were refused.", f"{number(skipped)} in the last steps; the events say why.")
+    return Sign(
+        "warn",
+        "Updates were refused.",
+        f"{number(skipped)} in the last steps; the events say why.",
+        about="updates_skipped",
+    )
 
 
 def _far(series: Mapping[str, Curve]) -> Sign | None:
@@ -224,12 +236,14 @@ def _far(series: Mapping[str, Curve]) -> Sign | None:
             "The samples are from another policy.",
             f"KL from the policy that sampled is {number(kl[-1])} nats: they are stale, or server and "
             "trainer compute differently.",
+            about="kl_old_new",
         )
     if ratio and ratio[-1] > 3:
         return Sign(
             "warn",
             "Some tokens count for much.",
             f"One in a hundred has an importance ratio above {number(ratio[-1])}.",
+            about="behaviour_ratio_p99",
         )
     return None
 
@@ -243,6 +257,7 @@ def _sure_of_itself(entropy: Curve | None) -> Sign | None:
         "The policy has stopped exploring.",
         f"Its entropy fell from {number(values[0])} to {number(values[-1])} nats. Good if the task is "
         "solved; otherwise raise entropy_coef or the temperature, or lower the learning rate.",
+        about="entropy",
     )
 
 
@@ -254,6 +269,7 @@ def _cut(series: Mapping[str, Curve]) -> Sign | None:
         "warn",
         "Answers are cut off.",
         f"In the last steps max_tokens cut {number(found[0])} of {number(found[1])} answers.",
+        about="steps_truncated",
     )
 
 

@@ -86,6 +86,11 @@ def test_what_stands_out_is_said_while_a_run_goes_on(tab: Tab, store: Store, roo
     expect(signs).to_have_count(2)
     expect(signs.first).to_have_text("It learns. The mean reward rose from 0.167 to 0.700 over 8 steps.")
     expect(signs.first).to_have_class("notice good")
+    way = signs.nth(1).get_by_role("link", name="Events")
+    way.focus()
+    store.add_event(run, "checkpoint", "kept")
+    expect(tab.page.locator("#events li")).to_have_count(1)
+    expect(way).to_be_focused()  # what is said is the same
     store.add_event(run, "training_stopped", "<b>its KL</b> is too high")
     expect(signs.first).to_have_text("Training was stopped. <b>its KL</b> is too high")
     expect(signs).to_have_count(3)

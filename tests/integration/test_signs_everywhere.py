@@ -59,10 +59,14 @@ def test_reports_and_notebooks_say_it(store: Store, run: str) -> None:
     view = view_run(store, run)
     for document in (report_html(store, run), view._repr_html_()):
         assert all(said in Page(document).text for said in SAID)
-    assert [sign.tone for sign in view.signs()] == ["good", "warn"]
+    assert [(sign.tone, sign.about) for sign in view.signs()] == [
+        ("good", "reward_mean"),
+        ("warn", "groups_without_spread"),
+    ]
 
 
 def test_the_page_of_a_run_says_it(store: Store, run: str) -> None:
     page = TestClient(create_app(store)).get(f"/runs/{run}").text
     shown = in_one_line(re.sub("<[^>]*>", "", page))
     assert all(said in shown for said in SAID)
+    assert f'<a href="/groups?run_id={run}&amp;spread=none">These groups</a>' in page

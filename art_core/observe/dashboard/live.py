@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse
@@ -134,6 +135,20 @@ def read_signs(connection: Connection, run_id: str, now: Standing) -> list[Sign]
     return signs_of({name: one.curve for name, one in found.items()}, told, now)
 
 
+_SEE = {
+    "groups_without_spread": ("These groups", "/groups?run_id={run}&spread=none"),
+    "trajectories_failed": ("These rollouts", "/trajectories?run_id={run}&status=failed"),
+    "updates_skipped": ("Events", "#events-title"),
+    "success_rate": ("Audit rewards", "/runs/{run}/audit"),
+}
+
+
+def sign_view(sign: Sign, run_id: str) -> dict[str, str]:
+    """What stands out as a page shows it: with a way to what it is about, where there is one."""
+    words, address = _SEE.get(sign.about, ("", ""))
+    return sign.as_dict() | {"see": words, "href": address.format(run=quote(run_id, safe=""))}
+
+
 def _message(changes: Changes, now: Standing, signs: Sequence[Sign]) -> dict[str, Any]:
     return {
         "metrics": [
@@ -142,7 +157,7 @@ def _message(changes: Changes, now: Standing, signs: Sequence[Sign]) -> dict[str
         ],
         "events": [event_view(event) for event in changes.events],
         "run": run_view(changes.run, now, changes.trajectories),
-        "signs": [sign.as_dict() for sign in signs],
+        "signs": [sign_view(sign, changes.run.id) for sign in signs],
     }
 
 

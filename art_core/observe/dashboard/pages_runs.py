@@ -17,7 +17,7 @@ from art_core.errors import ConfigError
 from art_core.observe.dashboard.charts import Chart, charts_of, group_of, hints_of, polyline, still
 from art_core.observe.dashboard.happenings import MOST_SHOWN, event_views, knob_view
 from art_core.observe.dashboard.knob_control import knob_views, scored_weights
-from art_core.observe.dashboard.live import read_signs, run_view
+from art_core.observe.dashboard.live import read_signs, run_view, sign_view
 from art_core.observe.dashboard.page import plotly_url, query, render, site_of
 from art_core.observe.dashboard.series import (
     Series,
@@ -110,7 +110,7 @@ def one_run(request: Request, run_id: str) -> HTMLResponse:
         more_count=sum(not chart.key for chart in charts),
         events=event_views(events),
         event_count=event_count,
-        signs=signs,
+        signs=[sign_view(sign, run_id) for sign in signs],
         knobs=knob_views(run, turns, scored),
         turns=[knob_view(event) for event in reversed(turns[-MOST_SHOWN:])],
         config=_flat(run.config),

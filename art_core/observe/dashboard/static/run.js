@@ -172,13 +172,22 @@ const onEvents = (list) => {
   drawer.mark();
 };
 
+let told = null;
 const onSigns = (signs) => {
-  const said = signs.map(({ tone, title, message }) => {
+  if (told === JSON.stringify(signs)) return; // whoever stands on a link keeps it
+  told = JSON.stringify(signs);
+  const said = signs.map(({ tone, title, message, see, href }) => {
     const line = document.createElement("p");
     line.className = `notice ${tone}`;
     const first = document.createElement("strong");
     first.textContent = title;
     line.append(first, ` ${message}`);
+    if (see) {
+      const way = document.createElement("a");
+      way.href = href;
+      way.textContent = see;
+      line.append(" ", way);
+    }
     return line;
   });
   document.getElementById("signs").replaceChildren(...said);
