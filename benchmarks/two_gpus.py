@@ -180,6 +180,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     merge = parts.add_parser("merge", help="put result files together")
     merge.add_argument("files", type=Path, nargs="+")
     merge.add_argument("--out", type=Path, default=RESULTS / "two_gpus.json")
+    merge.add_argument("--picture", type=Path, help="a PNG of the trainer beside vLLM")
     return parser.parse_args(argv)
 
 
@@ -188,6 +189,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.part == "merge":
         write(args.out, merged(read(file) for file in args.files), place_of(args.files))
         print(json.dumps(json.loads(args.out.read_text())["ratios"], indent=1))
+        if args.picture is not None:
+            from benchmarks.two_gpus_picture import draw
+
+            draw(read(args.out), args.picture)
         return
     if args.gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, args.gpus))

@@ -145,6 +145,8 @@ def save_curves(
         2, 1, figsize=(8, 6), sharex=True, height_ratios=(2, 1), layout="constrained"
     )
     page = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.67, 0.33], vertical_spacing=0.06)
+    # In training an illegal move may score less than a loss.
+    lowest = min([0.0, *(step.reward for steps, _ in runs.values() for step in steps)])
     for (label, (steps, evaluations)), colour in zip(runs.items(), colours * len(runs), strict=False):
         x = [s.step for s in steps]
         last = x[-1] if x else 0
@@ -180,10 +182,10 @@ def save_curves(
                 col=1,
             )
     top.set_ylabel("mean score")
-    top.set_ylim(0, 1)
+    top.set_ylim(lowest, 1)
     bottom.set_ylabel("illegal moves")
     bottom.set_ylim(bottom=0)
-    bottom.set_xlabel("training step  (diamonds: held-out games, warm start and end)")
+    bottom.set_xlabel("training step  (diamonds: held-out games, before and after)")
     for axis in (top, bottom):
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
@@ -197,7 +199,7 @@ def save_curves(
         template="plotly_white",
         height=640,
     )
-    page.update_yaxes(title_text="mean score", range=[0, 1], row=1, col=1)
+    page.update_yaxes(title_text="mean score", range=[lowest, 1], row=1, col=1)
     page.update_yaxes(title_text="illegal moves", rangemode="tozero", row=2, col=1)
     page.update_xaxes(title_text="training step", row=2, col=1)
     page.write_html(html, include_plotlyjs=True)

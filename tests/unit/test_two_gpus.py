@@ -75,6 +75,26 @@ def test_a_merged_file_names_the_machine_of_its_runs_and_not_the_one_that_merges
         main(["merge", str(first), str(second), "--out", str(out)])
 
 
+def test_modes_are_drawn_where_they_were_played(tmp_path: Path):
+    steps = [{"step": n, "at": 4.0 * n, "reward": 0.2 * n} for n in (1, 2, 3)]
+    sheet, picture = Sheet(tmp_path / "1.json"), tmp_path / "images" / "apart.png"
+    sheet.add(together("7b ddp 1", tokens_per_second=1.0))
+    command = [
+        "merge",
+        str(tmp_path / "1.json"),
+        "--out",
+        str(tmp_path / "2.json"),
+        "--picture",
+        str(picture),
+    ]
+    main(command)
+    assert not picture.exists()
+    sheet.add({"part": "apart", "name": "overlap1", "steps": steps})
+    sheet.add({"part": "apart", "name": "shared", "error": "EngineError: it did not start"})
+    main(command)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 class EngineOf:
     base_url = "http://127.0.0.1:9/v1"
 
