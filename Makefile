@@ -8,7 +8,8 @@ VENV ?= .venv
 PIP_ARGS ?=
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
-WORKERS ?= 2
+# More than there are cores, since tests wait as much as they compute; each takes 1 to 3 GB.
+WORKERS ?= 3
 # With qwen among them, tests run with Qwen2.5-Coder-0.5B too, which calls tools: minutes, and 1.2 GB.
 MODEL ?= smollm2 tokenizers
 # vLLM's CPU build exists for Linux only; elsewhere its tests are skipped. `make test VLLM=vllm` takes CUDA's.
@@ -35,10 +36,10 @@ demo: $(VENV)/.demo-installed ## a language model learns tic-tac-toe inside a La
 	$(PY) examples/prepare_model.py
 	$(PY) examples/tic_tac_toe/demo.py $(DEMO_ARGS)
 
-test: lint model browser ## lint, types, layers and every test
+test: $(VENV)/.dev-installed ## lint, types, layers and every test
+	@$(MAKE) --no-print-directory --jobs 3 lint model browser
 	OMP_NUM_THREADS=1 $(PYTEST) --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		--ignore tests/vllm tests
-	$(PYTEST) --engine vllm $(if $(filter qwen,$(MODEL)),--qwen) tests/vllm tests/conformance/engine
+		--engine all $(if $(filter qwen,$(MODEL)),--qwen) tests
 	@echo "make test: formatting, lint, types, layers and tests are green"
 
 lint: $(VENV)/.dev-installed ## formatting, lint, types, layers between packages

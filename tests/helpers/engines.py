@@ -20,6 +20,7 @@ import pytest
 from fakes.vllm_server import FakeVLLM, Reply, ToolCall
 from helpers import parrot
 from helpers.parrot import FREE, Family, Script
+from helpers.real_vllm import share_the_machine
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.types import PolicyVersion
@@ -294,6 +295,7 @@ def vllm(model: Path | None, folder: Path, python: Path | None, dtype: str) -> I
     from art_core.inference.vllm import VLLMEngine
     from art_core.training.peft_policy import PeftPolicy
 
+    share_the_machine()
     directory = model or parrot.parrot("qwen3")
     family: Family | None = "qwen3" if model is None else None
     config = EngineConfig(

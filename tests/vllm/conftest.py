@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from helpers.real_vllm import share_the_machine
 
 from art_core.config import EngineConfig, LoRAConfig
 from art_core.types import PolicyVersion
@@ -53,6 +54,11 @@ def alive_in_group(group: int) -> list[int]:
         if int(its_group) == group and state != "Z":
             found.append(int(entry.name))
     return found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _room_for_others() -> None:
+    share_the_machine()
 
 
 @pytest.fixture(scope="session")
