@@ -5,6 +5,7 @@ import random
 import signal
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,10 +130,15 @@ def test_two_processes_make_the_gradients_and_weights_of_one(ranks: Ranks, tmp_p
     assert done[-1][0] == done[-1][1]
 
 
-def test_the_very_first_gradient_is_one_process_s(ranks: Ranks, tmp_path: Path):
-    """AdamW's first moment after one step is a tenth of the gradient."""
+@pytest.mark.parametrize("checkpointing", [False, "auto"], ids=["all kept", "auto"])
+def test_the_very_first_gradient_is_one_process_s(ranks: Ranks, tmp_path: Path, checkpointing: Any):
+    """AdamW's first moment after one step is a tenth of the gradient.
+
+    By default (``auto``) a sharded model keeps the layers' inputs alone.
+    """
     config = CONFIG.replace(epochs=1, groups_per_update=None, kl_coef=0.0)
-    alone, together = Trainer(ranks.build("cpu"), config), ranks.fresh(config)
+    alone = Trainer(ranks.build("cpu"), config)
+    together = ranks.fresh(config.replace(gradient_checkpointing=checkpointing))
     alone.train(groups(7))
     together.train(groups(7))
     theirs = together.state_dict()["optimizer"]["adamw"]["state"]
