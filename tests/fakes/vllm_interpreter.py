@@ -93,7 +93,7 @@ Server(("127.0.0.1", args.port), Handler).serve_forever()
 """
 
 ANSWERING = """
-import argparse, json, os, sys, threading
+import argparse, json, os, sys, threading, time
 from fakes.vllm_server import FakeVLLM, Reply
 
 parser = argparse.ArgumentParser()
@@ -148,7 +148,10 @@ def answer(request):
 
 latency = float(os.environ.get("FAKE_LATENCY", 0))
 with Server(answer, models=tuple(args.served_model_name), port=args.port, latency=latency) as server:
-    print("serving on", server.port, flush=True)
+    with server.holding():
+        print("serving on", server.port, flush=True)
+        while os.path.exists(os.environ.get("FAKE_HELD", "")):
+            time.sleep(0.01)
     threading.Event().wait()
 """
 
@@ -163,7 +166,8 @@ def fake_interpreter(
         mode: ``serve``; ``answers`` (a `FakeVLLM`, which completes chats); or
             how it fails: ``dies``, ``out-of-memory``, ``killed``, ``never-ready``, ``deaf``
             (it ignores SIGTERM), ``stranger`` (it serves other models).
-        latency: seconds that each answer of ``answers`` takes.
+        latency: seconds that each answer of ``answers`` takes. None ends before the file is gone that the
+            variable ``FAKE_HELD`` names.
         distribution: under which name it is installed; empty for not at all.
     """
     entry = directory / "site" / "vllm" / "entrypoints" / "openai" / "api_server.py"

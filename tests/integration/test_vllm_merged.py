@@ -88,10 +88,9 @@ class Merged:
 def merged(tmp_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     @asynccontextmanager
     async def start(fault: str = "", latency: float = 0.0, **settings: Any) -> AsyncIterator[Merged]:
-        python = fake_interpreter(tmp_path / "fake", "answers", "vllm")
+        python = fake_interpreter(tmp_path / "fake", "answers", "vllm", latency)
         (tmp_path / "fake/site/vllm/entrypoints/openai/api_server.py").write_text(MAIN)
         monkeypatch.setenv("FAKE_SLEEP_FAULT", fault)
-        monkeypatch.setenv("FAKE_LATENCY", str(latency))
         monkeypatch.setenv("FAKE_LIVES", str(tmp_path / "lives"))
         config = EngineConfig(python=python, start_timeout=60, publish="merged", **settings)
         vllm = VLLMEngine(str(model.base), config, LoRAConfig(rank=4), "agent", tmp_path / "logs")
