@@ -1,4 +1,4 @@
-"""An application that Langfuse traces, a store, and the import from one into the other."""
+"""A store, a Langfuse that rollouts go to, and an application whose traces come from one."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,6 +9,7 @@ import pytest
 from fakes.langfuse_server import SECRET_KEY, LangfuseServer
 from fakes.vllm_server import FakeVLLM
 from helpers.langfuse_app import App, say
+from helpers.langfuse_rollouts import connection
 from langfuse import Langfuse
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -17,6 +18,24 @@ from art_langgraph.langfuse.client import LangfuseClient
 from art_langgraph.langfuse.connection import LangfuseConnection
 from art_langgraph.langfuse.importing import import_from_langfuse
 from art_langgraph.langfuse.traces import TraceFilter
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open("p", tmp_path) as store:
+        yield store
+
+
+@pytest.fixture
+def server() -> Iterator[LangfuseServer]:
+    with LangfuseServer() as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: LangfuseServer) -> Iterator[LangfuseClient]:
+    with LangfuseClient(connection(server)) as client:
+        yield client
 
 
 @pytest.fixture
@@ -31,12 +50,6 @@ def app() -> Iterator[App]:
         )
         yield App(server, llm, sdk)
         sdk.shutdown()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open("p", tmp_path) as store:
-        yield store
 
 
 @pytest.fixture
