@@ -31,6 +31,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> UnitScheduli
     return UnitScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+# What is imported and collected stays: to look for garbage among it meanwhile takes seconds.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 _module: Path | None = None
 
 
