@@ -17,7 +17,9 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-from fakes.vllm_server import FakeVLLM, Reply, _error, _send
+from fakes.loopback_server import send
+from fakes.vllm_server import FakeVLLM, Reply
+from fakes.vllm_wire import error_body
 
 MAIN = "from fakes.vllm_sleeper import main; main()"
 """The source of its ``api_server`` module."""
@@ -90,7 +92,7 @@ class SleepingVLLM(FakeVLLM):
             try:
                 await asyncio.wait_for(self._door.wait(), self._patience)
             except TimeoutError:
-                _send(writer, 503, _error(f"the request was held for {self._patience:g} s: {self._why}"))
+                send(writer, 503, error_body(f"the request was held for {self._patience:g} s: {self._why}"))
                 return
         sleeps = self._sleeps
         await self._open.wait()
@@ -148,7 +150,7 @@ class SleepingVLLM(FakeVLLM):
             self._must_be_awake()
             name = body["lora_name"]
             if not Path(body["lora_path"]).is_dir():
-                return 404, _error(f"No adapter found for {body['lora_path']}")
+                return 404, error_body(f"No adapter found for {body['lora_path']}")
             self.acts.append(f"load {name}")
             self.adapters[name] = body["lora_path"]
             self.models = (*(self.models or ()), name)
@@ -197,7 +199,7 @@ class SleepingVLLM(FakeVLLM):
             if self.asleep and self.fault == "wake-dies":
                 self._die("torch.OutOfMemoryError: CUDA out of memory.")
             if self.asleep and self.fault == "wake-refuses":
-                return 500, _error("CUDA out of memory")
+                return 500, error_body("CUDA out of memory")
             self.acts.append("wake")
             self.asleep = False
             self._open.set()

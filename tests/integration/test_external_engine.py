@@ -13,7 +13,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from fakes.loopback_server import send
 from fakes.vllm_server import FakeVLLM, logprob
+from fakes.vllm_wire import error_body
 from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel
@@ -49,13 +51,11 @@ class TheirVLLM(FakeVLLM):
         self.models = (BASE,)
 
     async def _respond(self, method: str, path: str, headers: dict[str, str], raw: bytes, *rest: Any) -> None:
-        from fakes.vllm_server import _error, _send
-
         writer = rest[1]
         if self.key is not None and headers.get("authorization") != f"Bearer {self.key}":
-            _send(writer, 401, _error("no such key"))
+            send(writer, 401, error_body("no such key"))
         elif path.endswith("completions") and not self.takes_tools and b'"tools"' in raw:
-            _send(writer, 400, _error('"auto" tool choice requires --enable-auto-tool-choice'))
+            send(writer, 400, error_body('"auto" tool choice requires --enable-auto-tool-choice'))
         else:
             await super()._respond(method, path, headers, raw, *rest)
 
