@@ -18,6 +18,8 @@ from art_core.types import Message, Scenario, Step, Trajectory, TrajectoryGroup
 
 Scores = list[tuple[str, float]]
 
+QUALITIES = (0.1, 0.9, 0.5, 0.3)
+
 RUN = re.compile(r"^<<<run (\S+) (\w+)$\n(.*?)^\2 run \1>>>$", re.MULTILINE | re.DOTALL)
 
 
@@ -71,6 +73,10 @@ class FunctionJudge:
     async def ask(self, messages: Sequence[Message], schema: Any) -> Answer:
         self.calls += 1
         return Answer(self.function(messages), Usage(1, 100, 10))
+
+
+def scores(judgement: Any) -> list[float]:
+    return [scored.score for scored in judgement.scores.values()]
 
 
 def perfect(messages: Sequence[Message]) -> str:
