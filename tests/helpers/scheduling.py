@@ -24,7 +24,7 @@ SERVERS_OF_THEIR_OWN = (
 LONG = (
     SERVED,
     "integration/test_docs.py",
-    "integration/test_learning_graph.py",
+    "integration/learning_graph/test_killed_run.py",
     "integration/test_email_research.py",
     "browser/test_large_project.py",
     "integration/test_demo.py",
