@@ -170,6 +170,11 @@ async def _abegin(inner: httpx.AsyncBaseTransport, request: httpx.Request) -> _B
         raise
 
 
+def _dropped(failed: Exception) -> bool:
+    """Whether a connection was refused or broke, and no time ran out."""
+    return isinstance(failed, httpx.TransportError) and not isinstance(failed, httpx.TimeoutException)
+
+
 class KeepingTransport(httpx.BaseTransport):
     """Sends requests and keeps the answers of those that belong to an exchange. Thread-safe.
 
@@ -215,8 +220,8 @@ class KeepingTransport(httpx.BaseTransport):
                 return _Begun(refused := _refusal(life), refused.content)
             try:
                 begun = _begin(self._inner, request)
-            except Exception:
-                if last or not server.lost(life):
+            except Exception as failed:
+                if last or not server.lost(life, dropped=_dropped(failed)):
                     raise
             else:
                 if last or not exchange.suspicious(begun.response.status_code) or not server.lost(life):
@@ -311,8 +316,8 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
                 return _Begun(refused := _refusal(life), refused.content)
             try:
                 begun = await _abegin(inner, request)
-            except Exception:
-                if last or not await server.alost(life):
+            except Exception as failed:
+                if last or not await server.alost(life, dropped=_dropped(failed)):
                     raise
             else:
                 status = begun.response.status_code

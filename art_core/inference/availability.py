@@ -1,7 +1,8 @@
 """Availability: whether a server that may die and come back can be asked now.
 
 Invariant: a request whose answer did not come is sent again only to a later life of its server, at most
-`MAX_LIVES` times; a connection that merely broke is left to the client, whose retries are for that.
+`MAX_LIVES` times; a connection that merely broke is left to the client, whose retries are for that. Who knows
+a server's address alone cannot tell the two apart where it is back at once, and sends again.
 
 Whoever sends requests asks `Availability.ready` for the life that they go to, and after a failure
 `Availability.lost`, which says whether there is a new life to send them to. Both wait for as long as a
@@ -50,15 +51,19 @@ class Availability(Protocol):
         """The same for tasks."""
         ...
 
-    def lost(self, life: int) -> bool:
+    def lost(self, life: int, *, dropped: bool = False) -> bool:
         """After a request to this life failed: whether to send it again (the server has come back).
+
+        Args:
+            life: that it was sent to.
+            dropped: its connection was refused or broke, as it does when a server dies.
 
         Raises:
             EngineError: the server is dead, and will not come back.
         """
         ...
 
-    async def alost(self, life: int) -> bool:
+    async def alost(self, life: int, *, dropped: bool = False) -> bool:
         """The same for tasks."""
         ...
 
@@ -82,10 +87,10 @@ class AlwaysAvailable:
     async def aready(self) -> int:  # noqa: D102
         return 0
 
-    def lost(self, life: int) -> bool:  # noqa: D102
+    def lost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
         return False
 
-    async def alost(self, life: int) -> bool:  # noqa: D102
+    async def alost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
         return False
 
 
@@ -218,13 +223,13 @@ class ServerLives:
         except TimeoutError:
             raise HeldTooLongError(f"the request was held for {patience:g} s: {HELD_TOO_LONG}") from None
 
-    def lost(self, life: int) -> bool:  # noqa: D102
+    def lost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
         seen = self._report(life)
         while isinstance(verdict := self._came_back(life, seen), Future):
             verdict.result()
         return verdict
 
-    async def alost(self, life: int) -> bool:  # noqa: D102
+    async def alost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
         seen = self._report(life)
         while isinstance(verdict := self._came_back(life, seen), Future):
             await asyncio.wrap_future(verdict)

@@ -1,7 +1,10 @@
 """Availability of a server that another process watches over, by asking the server itself.
 
 Invariant: after a failure nothing is sent again before the server answers and serves the model that is asked
-for; a server that answers at once was not restarted, and the failure is the client's own affair.
+for.
+
+When it answers at once, a dropped connection may mean that it was restarted before anybody looked: then the
+request is sent again. Any other failure, such as a time that ran out, is the client's own affair.
 """
 
 import asyncio
@@ -46,13 +49,13 @@ class ProbedAvailability:
         """Requests can always be tried."""
         return 0
 
-    def lost(self, life: int) -> bool:
-        """Wait until the server answers; whether it did not at first, so that the request can be sent again.
+    def lost(self, life: int, *, dropped: bool = False) -> bool:
+        """Wait until the server answers; whether it may have been restarted: the request can be sent again.
 
         Raises:
             EngineError: it does not come back in time.
         """
-        steps = self._steps()
+        steps = self._steps(dropped)
         next(steps)
         with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False, headers=self._headers) as client:
             while True:
@@ -66,9 +69,9 @@ class ProbedAvailability:
                     return verdict.value
                 time.sleep(PROBE_SECONDS)
 
-    async def alost(self, life: int) -> bool:
+    async def alost(self, life: int, *, dropped: bool = False) -> bool:
         """The same for tasks."""
-        steps = self._steps()
+        steps = self._steps(dropped)
         next(steps)
         async with httpx.AsyncClient(
             timeout=ANSWER_SECONDS, trust_env=False, headers=self._headers
@@ -91,11 +94,11 @@ class ProbedAvailability:
         except (ValueError, LookupError, TypeError):
             return False
 
-    def _steps(self) -> Generator[None, bool, bool]:
-        """Is sent what each probe found; returns whether the server was away."""
+    def _steps(self, dropped: bool) -> Generator[None, bool, bool]:
+        """Is sent what each probe found; returns whether the server was away, or may have been."""
         deadline = time.monotonic() + self._patience
         if (yield):
-            return False
+            return dropped
         logger.info("%s does not answer for %s; waiting up to %g s", self._url, self._model, self._patience)
         while not (yield):
             if time.monotonic() > deadline:
