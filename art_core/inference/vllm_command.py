@@ -265,6 +265,9 @@ def server_environment(
         # `python -m` would put the working directory first: a folder named vllm there must not win.
         "PYTHONSAFEPATH": "1",
     }
+    if env.get("VLLM_LOGGING_LEVEL", "INFO").upper() not in ("DEBUG", "INFO"):
+        # Its log goes to a file, and says how far a start has come. TRL, once imported, has set ERROR here.
+        env["VLLM_LOGGING_LEVEL"] = "INFO"
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     env.setdefault("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", str(SERVER_KEPT_SECONDS))
     if sleeps(installed, config):

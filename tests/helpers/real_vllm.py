@@ -10,7 +10,6 @@ def share_the_machine() -> None:
     """Have every vLLM that this process starts from now on leave room for others."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # any core that is free
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    os.environ["VLLM_LOGGING_LEVEL"] = "INFO"  # importing TRL sets another one
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if str(PATIENT) not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PATIENT), *paths)))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,9 +38,13 @@ def watching(root: Path, *options: str, stderr: int | None = None) -> Iterator[s
     """A watch in a process of its own, and its lines."""
     command = [sys.executable, "-m", "art_core.cli", "watch", "--every", "0.1", *options]
     environment = {**os.environ, "ART_ROOT": str(root)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment
-    ) as started:
+    # A shell's background jobs ignore Ctrl-C, and so does what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process as started:
         killer = threading.Timer(60, started.kill)
         killer.start()
         try:
@@ -145,8 +150,6 @@ def test_a_pipe_gets_a_line_for_each_step_and_event_in_the_order_of_time(
 
 
 def test_ctrl_c_ends_a_watch_quietly(store: Store, tmp_path: Path) -> None:
-    import signal
-
     store.begin_run("agent", {})
     with watching(tmp_path, "--json") as started:
         next(documents(started))

@@ -135,6 +135,16 @@ def test_vllm_keeps_idle_connections_for_longer_than_its_clients_unless_the_user
     assert server_environment(CUDA, EngineConfig(), {name: "7"})[name] == "7"
 
 
+@pytest.mark.parametrize(
+    ("inherited", "level"),
+    [({}, None), ({"VLLM_LOGGING_LEVEL": "ERROR"}, "INFO"), ({"VLLM_LOGGING_LEVEL": "DEBUG"}, "DEBUG")],
+)
+def test_the_log_says_how_far_a_start_has_come_whatever_a_library_has_set(
+    inherited: dict[str, str], level: str | None
+):
+    assert server_environment(CUDA, EngineConfig(), inherited).get("VLLM_LOGGING_LEVEL") == level
+
+
 def test_a_trainers_process_group_is_not_passed_on():
     env = server_environment(
         CUDA, EngineConfig(), {"RANK": "1", "MASTER_ADDR": "h", "CUDA_VISIBLE_DEVICES": "1"}
