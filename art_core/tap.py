@@ -221,10 +221,15 @@ class KeepingTransport(httpx.BaseTransport):
             try:
                 begun = _begin(self._inner, request)
             except Exception as failed:
-                if last or not server.lost(life, dropped=_dropped(failed)):
+                if last or not server.lost(life, looks_restarted=_dropped(failed)):
                     raise
             else:
-                if last or not exchange.suspicious(begun.response.status_code) or not server.lost(life):
+                status = begun.response.status_code
+                if (
+                    last
+                    or not exchange.suspicious(status)
+                    or not server.lost(life, looks_restarted=status == 404)
+                ):
                     return begun
                 begun.response.close()
             exchange.attempts += 1
@@ -317,11 +322,15 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
             try:
                 begun = await _abegin(inner, request)
             except Exception as failed:
-                if last or not await server.alost(life, dropped=_dropped(failed)):
+                if last or not await server.alost(life, looks_restarted=_dropped(failed)):
                     raise
             else:
                 status = begun.response.status_code
-                if last or not exchange.suspicious(status) or not await server.alost(life):
+                if (
+                    last
+                    or not exchange.suspicious(status)
+                    or not await server.alost(life, looks_restarted=status == 404)
+                ):
                     return begun
                 await begun.response.aclose()
             exchange.attempts += 1

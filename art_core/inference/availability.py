@@ -51,19 +51,20 @@ class Availability(Protocol):
         """The same for tasks."""
         ...
 
-    def lost(self, life: int, *, dropped: bool = False) -> bool:
+    def lost(self, life: int, *, looks_restarted: bool = False) -> bool:
         """After a request to this life failed: whether to send it again (the server has come back).
 
         Args:
             life: that it was sent to.
-            dropped: its connection was refused or broke, as it does when a server dies.
+            looks_restarted: it failed as requests do when a server dies or has just begun: the connection was
+                refused or broke, or the model was not known.
 
         Raises:
             EngineError: the server is dead, and will not come back.
         """
         ...
 
-    async def alost(self, life: int, *, dropped: bool = False) -> bool:
+    async def alost(self, life: int, *, looks_restarted: bool = False) -> bool:
         """The same for tasks."""
         ...
 
@@ -87,10 +88,10 @@ class AlwaysAvailable:
     async def aready(self) -> int:  # noqa: D102
         return 0
 
-    def lost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
+    def lost(self, life: int, *, looks_restarted: bool = False) -> bool:  # noqa: D102
         return False
 
-    async def alost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
+    async def alost(self, life: int, *, looks_restarted: bool = False) -> bool:  # noqa: D102
         return False
 
 
@@ -223,13 +224,13 @@ class ServerLives:
         except TimeoutError:
             raise HeldTooLongError(f"the request was held for {patience:g} s: {HELD_TOO_LONG}") from None
 
-    def lost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
+    def lost(self, life: int, *, looks_restarted: bool = False) -> bool:  # noqa: D102
         seen = self._report(life)
         while isinstance(verdict := self._came_back(life, seen), Future):
             verdict.result()
         return verdict
 
-    async def alost(self, life: int, *, dropped: bool = False) -> bool:  # noqa: D102
+    async def alost(self, life: int, *, looks_restarted: bool = False) -> bool:  # noqa: D102
         seen = self._report(life)
         while isinstance(verdict := self._came_back(life, seen), Future):
             await asyncio.wrap_future(verdict)

@@ -3,8 +3,9 @@
 Invariant: after a failure nothing is sent again before the server answers and serves the model that is asked
 for.
 
-When it answers at once, a dropped connection may mean that it was restarted before anybody looked: then the
-request is sent again. Any other failure, such as a time that ran out, is the client's own affair.
+When it answers at once, a dropped connection, or an answer that knew nothing of the model, may mean that it
+was restarted before anybody looked: then the request is sent again. Any other failure, such as a timeout, is
+the client's own affair.
 """
 
 import asyncio
@@ -49,13 +50,13 @@ class ProbedAvailability:
         """Requests can always be tried."""
         return 0
 
-    def lost(self, life: int, *, dropped: bool = False) -> bool:
+    def lost(self, life: int, *, looks_restarted: bool = False) -> bool:
         """Wait until the server answers; whether it may have been restarted: the request can be sent again.
 
         Raises:
             EngineError: it does not come back in time.
         """
-        steps = self._steps(dropped)
+        steps = self._steps(looks_restarted)
         next(steps)
         with httpx.Client(timeout=ANSWER_SECONDS, trust_env=False, headers=self._headers) as client:
             while True:
@@ -69,9 +70,9 @@ class ProbedAvailability:
                     return verdict.value
                 time.sleep(PROBE_SECONDS)
 
-    async def alost(self, life: int, *, dropped: bool = False) -> bool:
+    async def alost(self, life: int, *, looks_restarted: bool = False) -> bool:
         """The same for tasks."""
-        steps = self._steps(dropped)
+        steps = self._steps(looks_restarted)
         next(steps)
         async with httpx.AsyncClient(
             timeout=ANSWER_SECONDS, trust_env=False, headers=self._headers
@@ -94,11 +95,11 @@ class ProbedAvailability:
         except (ValueError, LookupError, TypeError):
             return False
 
-    def _steps(self, dropped: bool) -> Generator[None, bool, bool]:
+    def _steps(self, looks_restarted: bool) -> Generator[None, bool, bool]:
         """Is sent what each probe found; returns whether the server was away, or may have been."""
         deadline = time.monotonic() + self._patience
         if (yield):
-            return dropped
+            return looks_restarted
         logger.info("%s does not answer for %s; waiting up to %g s", self._url, self._model, self._patience)
         while not (yield):
             if time.monotonic() > deadline:

@@ -43,6 +43,35 @@ def test_a_dropped_connection_is_sent_again_to_a_server_that_was_back_before_any
     assert len(server.requests) == 2
 
 
+class Late(FakeVLLM):
+    """Knows its model from the second request on, though it lists it: it has just begun."""
+
+    async def _respond(self, method: str, path: str, *rest: Any) -> None:
+        listed, early = self.models, path.endswith("completions") and not self.requests
+        self.models = ["another"] if early else listed
+        try:
+            await super()._respond(method, path, *rest)
+        finally:
+            self.models = listed
+
+
+@BOTH
+def test_a_model_that_was_not_known_yet_and_is_now_is_asked_again(use_async: bool):
+    with Late("here it is", models=["m@1"]) as server:
+        assert ask(server, use_async) == "here it is"
+        assert len(server.requests) == 2
+
+
+@BOTH
+def test_a_server_that_breaks_over_a_request_and_goes_on_is_not_asked_again(
+    server: FakeVLLM, use_async: bool
+):
+    server.fail(1, ("500",))
+    with pytest.raises(openai.InternalServerError):
+        ask(server, use_async)
+    assert len(server.requests) == 1
+
+
 @BOTH
 def test_a_server_that_drops_every_connection_is_asked_a_few_times_and_no_more(
     server: FakeVLLM, use_async: bool
