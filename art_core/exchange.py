@@ -131,6 +131,11 @@ class Exchange:
         """Whether a server that dies, or has lost a version, may answer like this."""
         return status >= 500 or status == 404
 
+    @staticmethod
+    def dropped(failed: Exception) -> bool:
+        """Whether a connection was refused or broke, and no time ran out."""
+        return isinstance(failed, httpx.TransportError) and not isinstance(failed, httpx.TimeoutException)
+
     # -- the answer --------------------------------------------------------------------------------
 
     def time_to_first_token(self, since: float) -> float | None:

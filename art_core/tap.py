@@ -170,11 +170,6 @@ async def _abegin(inner: httpx.AsyncBaseTransport, request: httpx.Request) -> _B
         raise
 
 
-def _dropped(failed: Exception) -> bool:
-    """Whether a connection was refused or broke, and no time ran out."""
-    return isinstance(failed, httpx.TransportError) and not isinstance(failed, httpx.TimeoutException)
-
-
 class KeepingTransport(httpx.BaseTransport):
     """Sends requests and keeps the answers of those that belong to an exchange. Thread-safe.
 
@@ -221,15 +216,12 @@ class KeepingTransport(httpx.BaseTransport):
             try:
                 begun = _begin(self._inner, request)
             except Exception as failed:
-                if last or not server.lost(life, looks_restarted=_dropped(failed)):
+                if last or not server.lost(life, looks_restarted=exchange.dropped(failed)):
                     raise
             else:
                 status = begun.response.status_code
-                if (
-                    last
-                    or not exchange.suspicious(status)
-                    or not server.lost(life, looks_restarted=status == 404)
-                ):
+                suspicious = not last and exchange.suspicious(status)
+                if not (suspicious and server.lost(life, looks_restarted=status == 404)):
                     return begun
                 begun.response.close()
             exchange.attempts += 1
@@ -322,15 +314,12 @@ class AsyncKeepingTransport(httpx.AsyncBaseTransport):
             try:
                 begun = await _abegin(inner, request)
             except Exception as failed:
-                if last or not await server.alost(life, looks_restarted=_dropped(failed)):
+                if last or not await server.alost(life, looks_restarted=exchange.dropped(failed)):
                     raise
             else:
                 status = begun.response.status_code
-                if (
-                    last
-                    or not exchange.suspicious(status)
-                    or not await server.alost(life, looks_restarted=status == 404)
-                ):
+                suspicious = not last and exchange.suspicious(status)
+                if not (suspicious and await server.alost(life, looks_restarted=status == 404)):
                     return begun
                 await begun.response.aclose()
             exchange.attempts += 1

@@ -190,29 +190,36 @@ def _lately(series: Mapping[str, Curve], part: str, whole: str) -> tuple[float, 
     return (sum(parts), sum(wholes)) if parts and sum(wholes) else None
 
 
-def _without_spread(series: Mapping[str, Curve]) -> Sign | None:
-    found = _lately(series, "groups_without_spread", "groups")
-    if found is None or found[0] < 0.5 * found[1]:
+def _share(
+    series: Mapping[str, Curve], part: str, whole: str, least: float, title: str, said: str
+) -> Sign | None:
+    """What a count says that has lately been a large part of another; ``said`` names both as ``{}``."""
+    found = _lately(series, part, whole)
+    if found is None or found[0] < least * found[1]:
         return None
-    return Sign(
-        "warn",
+    return Sign("warn", title, f"In the last steps {said.format(*map(number, found))}.", about=part)
+
+
+def _without_spread(series: Mapping[str, Curve]) -> Sign | None:
+    return _share(
+        series,
+        "groups_without_spread",
+        "groups",
+        0.5,
         "Most groups teach nothing.",
-        f"In the last steps {number(found[0])} of {number(found[1])} groups had equal rewards: the scenarios "
-        "are too easy or too hard, or the reward is too coarse.",
-        about="groups_without_spread",
+        "{} of {} groups had equal rewards: the scenarios are too easy or too hard, or the reward is too "
+        "coarse",
     )
 
 
 def _failing(series: Mapping[str, Curve]) -> Sign | None:
-    found = _lately(series, "trajectories_failed", "trajectories")
-    if found is None or found[0] < 0.1 * found[1]:
-        return None
-    return Sign(
-        "warn",
+    return _share(
+        series,
+        "trajectories_failed",
+        "trajectories",
+        0.1,
         "Many rollouts fail.",
-        f"In the last steps {number(found[0])} of {number(found[1])} ended without a reward; their causes "
-        "are in the list of rollouts.",
-        about="trajectories_failed",
+        "{} of {} ended without a reward; their causes are in the list of rollouts",
     )
 
 
@@ -262,14 +269,8 @@ def _sure_of_itself(entropy: Curve | None) -> Sign | None:
 
 
 def _cut(series: Mapping[str, Curve]) -> Sign | None:
-    found = _lately(series, "steps_truncated", "calls")
-    if found is None or found[0] < 0.1 * found[1]:
-        return None
-    return Sign(
-        "warn",
-        "Answers are cut off.",
-        f"In the last steps max_tokens cut {number(found[0])} of {number(found[1])} answers.",
-        about="steps_truncated",
+    return _share(
+        series, "steps_truncated", "calls", 0.1, "Answers are cut off.", "max_tokens cut {} of {} answers"
     )
 
 

@@ -104,6 +104,8 @@ def sharing_keys(kernel: DenseKernel) -> DenseKernel:
 TILE = 128
 """Keys that one block of threads of a dense kernel's backward pass has for itself."""
 MOST_SLICES = 4
+SHORTEST_SLICE = 64
+"""Queries in a slice: as many as a kernel takes at a time."""
 WORTH_A_SLICE = 0.03
 """Share of the processors' time that another slice must win back."""
 
@@ -126,7 +128,7 @@ def query_slices(heads: int, queries: int, keys: int, processors: int) -> int:
         rounds = -(-tiles * slices // processors)
         return tiles * slices / (rounds * processors)
 
-    possible = range(1, min(MOST_SLICES, max(1, queries // 64)) + 1)
+    possible = range(1, min(MOST_SLICES, max(1, queries // SHORTEST_SLICE)) + 1)
     best = max(busy(slices) for slices in possible)
     return next(slices for slices in possible if busy(slices) >= best - WORTH_A_SLICE)
 

@@ -171,9 +171,8 @@ def _exits(depth: Ints) -> Ints:
     exits = np.full(len(depth), len(depth), dtype=np.int64)
     starts = np.flatnonzero(np.diff(depth, prepend=-2) != 1)
     lengths = np.diff(starts, append=len(depth))
-    path: list[
-        tuple[int, int, int]
-    ] = []  # the path from the root, in parts of runs: first node, depth, nodes
+    # The path from the root, in parts of runs: first node, its depth, how many nodes.
+    path: list[tuple[int, int, int]] = []
     for start, level, length in zip(starts.tolist(), depth[starts].tolist(), lengths.tolist(), strict=True):
         while path and path[-1][1] + path[-1][2] > level:
             first, top, nodes = path.pop()

@@ -9,7 +9,6 @@ from typing import Annotated, Any, TypedDict
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
-from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
@@ -74,7 +73,3 @@ def one_node(node: Callable[..., Any], **options: Any) -> Any:
     builder.add_edge(START, "work")
     builder.add_edge("work", END)
     return builder.compile(checkpointer=InMemorySaver())
-
-
-def thread(name: str = "1") -> RunnableConfig:
-    return {"configurable": {"thread_id": name}}

@@ -5,7 +5,8 @@ One that fails here changes the design.
 
 from uuid import UUID
 
-from helpers.watched_graphs import Said, State, Watcher, one_node, says, thread
+from helpers.stock_agents import thread
+from helpers.watched_graphs import Said, State, Watcher, one_node, says
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import get_runtime
 from langgraph.types import Command, RetryPolicy, Send, interrupt

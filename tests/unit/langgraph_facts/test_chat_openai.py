@@ -7,8 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from helpers.stock_agents import thread
 from helpers.stock_openai import answer, openai_model
-from helpers.watched_graphs import State, Watcher, one_node, thread
+from helpers.watched_graphs import State, Watcher, one_node
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI
 from pydantic import BaseModel

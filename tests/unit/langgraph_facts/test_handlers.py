@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from helpers.watched_graphs import Said, State, Watcher, _ambient, ambient, one_node, says, thread
+from helpers.stock_agents import thread
+from helpers.watched_graphs import Said, State, Watcher, _ambient, ambient, one_node, says
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.tools import tool
 from langgraph.graph import START, StateGraph

@@ -7,8 +7,9 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+from helpers.stock_agents import thread
 from helpers.stock_openai import openai_model
-from helpers.watched_graphs import State, Watcher, ambient, one_node, says, thread
+from helpers.watched_graphs import State, Watcher, ambient, one_node, says
 from langchain_core.caches import InMemoryCache
 from langchain_core.language_models import GenericFakeChatModel
 
