@@ -25,7 +25,8 @@ from benchmarks.environment import told
 from benchmarks.two_gpus_together import model_directory
 
 LORA = LoRAConfig(rank=16, alpha=32)
-TOKENS = 128
+TOKENS = (64, 192)
+"""Least and most tokens of an answer: of one length they would all end, and be counted, at the same time."""
 CONFIGS: dict[str, dict[str, Any]] = {
     "one": {},
     "tensor_parallel": {"tensor_parallel_size": 2},
@@ -131,6 +132,13 @@ async def killed(engine: ReplicaSet, version: PolicyVersion, args: argparse.Name
     }
 
 
+def wanted(number: int, asked: int) -> int:
+    """Tokens of a caller's so-manieth request: the same in every run, spread evenly over `TOKENS`."""
+    least, most = TOKENS
+    golden = (5**0.5 - 1) / 2
+    return least + int((most - least + 1) * ((number * golden + asked * golden * golden) % 1))
+
+
 def up(engine: ReplicaSet, number: int) -> bool:
     return engine.replicas[number].state is ReplicaState.UP
 
@@ -186,7 +194,7 @@ class Load:
             body = {
                 "model": name,
                 "messages": [{"role": "user", "content": f"{number} {asked} " + "tell me more " * 20}],
-                "max_tokens": TOKENS,
+                "max_tokens": wanted(number, asked),
                 "temperature": 1.0,
                 **({} if self.small else {"ignore_eos": True}),
             }

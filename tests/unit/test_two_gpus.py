@@ -8,7 +8,7 @@ import pytest
 
 from art_core.types import PolicyVersion
 from benchmarks.two_gpus import Sheet, main, merged, parse, ratios, read
-from benchmarks.two_gpus_serving import Load
+from benchmarks.two_gpus_serving import TOKENS, Load, wanted
 
 
 def together(name: str, **figures: float) -> dict[str, object]:
@@ -112,6 +112,19 @@ async def test_tokens_of_requests_that_go_on_side_by_side_are_all_counted():
     async with Answered(EngineOf(), PolicyVersion("m", 1), 8) as load:
         await load.answered(200)
     assert load.tokens == 5 * load.done
+
+
+def test_answers_are_as_long_for_every_caller_and_in_every_round():
+    least, most = TOKENS
+    for lengths in (
+        [wanted(number, 1) for number in range(256)],
+        [wanted(number, 2) for number in range(256)],
+        [wanted(7, asked) for asked in range(256)],
+    ):
+        assert min(lengths) >= least
+        assert max(lengths) <= most
+        assert len(set(lengths)) > 100
+        assert sum(lengths) / len(lengths) == pytest.approx((least + most) / 2, rel=0.02)
 
 
 def test_a_file_that_is_there_is_gone_on_with(tmp_path: Path):
