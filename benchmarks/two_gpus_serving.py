@@ -133,7 +133,7 @@ async def killed(engine: ReplicaSet, version: PolicyVersion, args: argparse.Name
 
 
 def wanted(number: int, asked: int) -> int:
-    """Tokens of a caller's so-manieth request: the same in every run, spread evenly over `TOKENS`."""
+    """Tokens of a caller's request, counted from 1: the same in every run, spread evenly over `TOKENS`."""
     least, most = TOKENS
     golden = (5**0.5 - 1) / 2
     return least + int((most - least + 1) * ((number * golden + asked * golden * golden) % 1))
