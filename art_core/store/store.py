@@ -8,6 +8,7 @@ reading goes straight to the database and may happen in any thread and in any ot
 """
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -218,6 +219,9 @@ class Store(RunRecords):
             return read_trained(connection, trajectory_id)
 
 
+_opening = threading.Lock()
+
+
 @cache
 def _opened_elsewhere(project: str, url: str) -> Store:
     return Store.open(project, url=url)
@@ -225,4 +229,6 @@ def _opened_elsewhere(project: str, url: str) -> Store:
 
 def _sink_elsewhere(project: str, url: str, run_id: str | None) -> Sink:
     """The sink of a store that another process has open; this process opens it once."""
-    return _opened_elsewhere(project, url).sink(run_id)
+    with _opening:  # `cache` lets two threads open one each, and forgets, which closes, the first
+        store = _opened_elsewhere(project, url)
+    return store.sink(run_id)

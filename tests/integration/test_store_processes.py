@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import pickle
 import signal
 import sqlite3
 import subprocess
@@ -154,6 +155,36 @@ def test_many_threads_record_at_once_and_nothing_mixes(tmp_path: Path) -> None:
             kept = store.trajectory(f"t-{player}")
             assert [step.id for step in kept.steps] == ids
             assert kept.reward == float(player)
+
+
+OPEN_AT_ONCE = """
+import gc, pickle
+
+start = threading.Barrier(8)
+sinks = []
+
+def receive():
+    start.wait()
+    sinks.append(pickle.loads(bytes.fromhex(sys.argv[2])))
+
+threads = [threading.Thread(target=receive) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+gc.collect()
+for sink in sinks:
+    Rollout(Scenario("s"), sink=sink).finish(1.0)
+"""
+
+
+def test_a_process_that_is_sent_many_sinks_of_a_store_at_once_records_into_every_one(tmp_path: Path) -> None:
+    with Store.open("games", tmp_path) as store:
+        receiver = python(OPEN_AT_ONCE, tmp_path, pickle.dumps(store.sink()).hex())
+        assert receiver.wait(60) == 0
+        assert receiver.stdout is not None
+        receiver.stdout.close()
+        assert [t.reward for t in store.trajectories()] == [1.0] * 8
 
 
 async def test_hundreds_of_tasks_record_without_blocking_the_loop(tmp_path: Path) -> None:
