@@ -1,6 +1,6 @@
 """Several GPUs: the trainer beside vLLM, one trainer over all of them, and vLLM on several.
 
-    python benchmarks/two_gpus.py together --models 135m 7b --processes 1 2
+    python benchmarks/two_gpus.py together --models 135m 7b --processes 1 2 --kernels auto modules
     python benchmarks/two_gpus.py apart --mode shared overlap1 overlap4 --model DIR
     python benchmarks/two_gpus.py serving --what tensor_parallel replicas
     python benchmarks/two_gpus.py merge RESULT.json ... --out benchmarks/results/two_gpus.json
@@ -154,6 +154,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--steps", type=int, default=3, help="steps that are measured, after one that is not"
     )
     together.add_argument("--token-budget", type=int, default=8192)
+    together.add_argument(
+        "--kernels",
+        nargs="+",
+        default=["auto"],
+        choices=("auto", "fused", "modules"),
+        help="what runs the layers of two processes; one always has what is best",
+    )
     together.add_argument("--no-equality", action="store_true", help="skip the comparison of gradients")
     apart = parts.add_parser("apart", parents=[common], help="the trainer beside vLLM")
     apart.add_argument(

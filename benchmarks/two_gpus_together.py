@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from art_core.config import GuardrailConfig, LoRAConfig, ParallelConfig, TrainConfig
+from art_core.training.forward import Kernels
 from art_core.training.launch import TrainerProcesses
 from art_core.training.peft_policy import PeftPolicy
 from benchmarks.environment import told
@@ -31,16 +33,19 @@ def measure(args: argparse.Namespace, sheet: Any) -> None:
         if not args.no_equality and model != "7b":
             compare(args, sheet, model, directory)
         for count in sorted(args.processes):
-            for strategy in args.strategies if count > 1 else ["ddp"]:
-                name = f"{model} {strategy} {count}"
+            ways: Any = product(args.strategies, args.kernels) if count > 1 else [("ddp", "auto")]
+            for strategy, kernels in ways:
+                name = f"{model} {strategy} {count}" + ("" if kernels == "auto" else f" {kernels}")
                 try:
-                    run = speed(args, model, directory, strategy, count)
+                    run = speed(args, model, directory, strategy, count, kernels)
                 except Exception as failed:
                     run = {"error": told(failed)}
                 sheet.add({"part": "together", "name": name, "model": model, **run})
 
 
-def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, count: int) -> dict[str, Any]:
+def speed(
+    args: argparse.Namespace, model: str, directory: Path, strategy: Any, count: int, kernels: Kernels
+) -> dict[str, Any]:
     """Trained tokens a second, as seen by whoever calls ``train``."""
     work = workload(args, model)
     batch = trajectory_groups(groups(work, 1000 if args.small else 40_000))
@@ -52,10 +57,13 @@ def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, 
         guardrails=UNGUARDED,
     )
     began = time.perf_counter()
-    with trainer(args, directory, config, strategy, count, "float32" if args.small else "bfloat16") as ranks:
+    dtype = "float32" if args.small else "bfloat16"
+    with trainer(args, directory, config, strategy, count, dtype, kernels) as ranks:
         ready = time.perf_counter() - began
         began = time.perf_counter()
-        norms = [ranks.train(batch).metrics["grad_norm"]]
+        report = ranks.train(batch)
+        norms = [report.metrics["grad_norm"]]
+        events = [event.kind for event in report.events]
         first = time.perf_counter() - began
         seconds, inside = [], []
         for _ in range(args.steps):
@@ -64,6 +72,7 @@ def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, 
             seconds.append(time.perf_counter() - began)
             inside.append(report.metrics["seconds"])
             norms.append(report.metrics["grad_norm"])
+            events += [event.kind for event in report.events]
         entries = report.metrics["entries"]
         description = ranks.description
         peak = ranks.call("peak_memory")
@@ -71,6 +80,8 @@ def speed(args: argparse.Namespace, model: str, directory: Path, strategy: Any, 
     return {
         "processes": count,
         "strategy": strategy,
+        "kernels": kernels,
+        "events": events,
         "tokens_per_second": entries / middle,
         "step_seconds": seconds,
         "seconds_inside": inside,
@@ -130,14 +141,20 @@ UNGUARDED = GuardrailConfig(max_kl=None, max_norm_growth=None, max_clip_fraction
 
 @contextmanager
 def trainer(
-    args: argparse.Namespace, directory: Path, config: TrainConfig, strategy: Any, count: int, dtype: Any
+    args: argparse.Namespace,
+    directory: Path,
+    config: TrainConfig,
+    strategy: Any,
+    count: int,
+    dtype: Any,
+    kernels: Kernels = "auto",
 ) -> Iterator[TrainerProcesses]:
     """Trainer processes; their logs stay in the scratch directory."""
     gc.collect()
     logs = args.scratch / "logs" / f"{directory.name}-{strategy}-{count}-{dtype}"
     shutil.rmtree(logs, ignore_errors=True)
     ranks = TrainerProcesses(
-        partial(load, str(directory), dtype),
+        partial(load, str(directory), dtype, kernels),
         LORA,
         config,
         ParallelConfig(processes=count, strategy=strategy, timeout=300),
@@ -149,9 +166,9 @@ def trainer(
         ranks.close()
 
 
-def load(directory: str, dtype: Any, device: str) -> PeftPolicy:
+def load(directory: str, dtype: Any, kernels: Kernels, device: str) -> PeftPolicy:
     """What each process loads; its adapter changes the model already, so that all gradients flow."""
-    policy = PeftPolicy.load(directory, LORA, dtype=dtype, device=device)
+    policy = PeftPolicy.load(directory, LORA, dtype=dtype, device=device, kernels=kernels)
     dice = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable_parameters():

@@ -144,9 +144,6 @@ def shard(policy: Policy, device: torch.device) -> None:
             f"strategy='fsdp2' cannot shard a {type(policy).__name__} of {policy.base_model!r}: it has no "
             "list of decoder layers; use strategy='ddp'"
         )
-    # Kernels that read weights past their modules would find a shard; the modules' hooks gather it first.
-    model_kernels: Any = policy
-    model_kernels.kernels = "modules"
     trainable = set(policy.trainable_parameters())
     sharded = {p for layer in layers for p in layer.parameters()} - trainable
     whole = {p for p in model.parameters() if p not in sharded}
@@ -161,6 +158,8 @@ def shard(policy: Policy, device: torch.device) -> None:
         if buffer.device != device:
             owner = model.get_submodule(buffer_name.rpartition(".")[0])
             setattr(owner, buffer_name.rpartition(".")[2], buffer.to(device))
+    with torch.no_grad():  # In the root's first pass FSDP2 makes what all layers share: its streams.
+        decoder(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), use_cache=False)
 
 
 def held_parameters(policy: Policy) -> int:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from art_core.training.layout import Path
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.measured import Measured, machine_key
 from art_core.training.policy import TRAINING, Policy
@@ -33,6 +34,11 @@ SMALLEST, LARGEST = 512, 32768
 USED = 0.85
 """Share of the memory left that is planned with."""
 
+SURE = 0.75
+"""The same where a pass that does not fit ends the training."""
+
+GIB = 2**30
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -46,10 +52,56 @@ class Footprint:
     fixed: float
     per_token: float
 
+    def bytes(self, tokens: int) -> float:
+        """What a pass of so many tokens takes."""
+        return self.fixed + self.per_token * tokens
+
     def budget(self, available: float) -> int:
         """The most tokens that fit into ``available`` bytes, in steps of 256 and within bounds."""
         most = (USED * available - self.fixed) / max(self.per_token, 1.0)
         return int(min(max(most // 256 * 256, SMALLEST), LARGEST))
+
+
+class Foresight:
+    """Whether passes of a policy will fit; measured when first asked, once for each path.
+
+    All ranks ask together and hear the same, as they make the passes of a sharded model together.
+
+    Args:
+        policy: what is trained, keeping in a pass what it keeps now.
+        ranks: who shares it.
+    """
+
+    def __init__(self, policy: Policy, ranks: Ranks) -> None:
+        self._policy = policy
+        self._ranks = ranks
+        self._known: dict[Path, Footprint | None] = {}
+
+    def fits(self, places: int, taken: int = 0) -> bool:
+        """Whether passes are expected to fit on every rank.
+
+        Args:
+            places: of this rank's largest layout.
+            taken: bytes that passes must leave.
+        """
+        path = self._policy.path
+        if path not in self._known:
+            self._known[path] = self._measured()
+        known = self._known[path]
+        return known is not None and not self._ranks.any(not self._sure(known.bytes(places), taken))
+
+    def _measured(self) -> Footprint | None:
+        """None: even the passes that would have to be measured are too much."""
+        policy = self._policy
+        small = peak_memory(policy, probe(policy, SIZES[0]))
+        if self._ranks.any(not self._sure(small * SIZES[1] / SIZES[0])):
+            return None
+        return line(small, peak_memory(policy, probe(policy, SIZES[1])))
+
+    def _sure(self, needed: float, taken: int = 0) -> bool:
+        left = available_memory(self._policy.device) - taken
+        logger.info("a pass is expected to take %.1f of %.1f GiB", needed / GIB, left / GIB)
+        return needed <= SURE * left
 
 
 def found_budget(policy: Policy, ranks: Ranks, taken: int = 0) -> int:
@@ -85,10 +137,15 @@ def footprint(policy: Policy, *, anew: bool = False) -> Footprint:
     if known is not None and not anew:
         return Footprint(**known)
     small, large = (peak_memory(policy, probe(policy, size)) for size in SIZES)
-    per_token = max(large - small, 0) / (SIZES[1] - SIZES[0])
-    found = Footprint(max(small - per_token * SIZES[0], 0.0), per_token)
+    found = line(small, large)
     table.put(key, asdict(found))
     return found
+
+
+def line(small: int, large: int) -> Footprint:
+    """What passes of `SIZES` took makes of those of other sizes."""
+    per_token = max(large - small, 0) / (SIZES[1] - SIZES[0])
+    return Footprint(max(small - per_token * SIZES[0], 0.0), per_token)
 
 
 def peak_memory(policy: Policy, tree: TokenTree) -> int:

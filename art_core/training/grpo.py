@@ -19,9 +19,9 @@ from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
 from art_core.training.coefficients import Coefficients
 from art_core.training.figures import memory_metrics, mix_metrics, update_metrics
-from art_core.training.footprint import found_budget
+from art_core.training.footprint import Foresight, found_budget
 from art_core.training.guardrails import Guardrails, TrainEvent
-from art_core.training.memory import TokenBudget
+from art_core.training.memory import EFFICIENT, TokenBudget
 from art_core.training.optimizer import Optimizer, scheduled_rate
 from art_core.training.paths import PathChoice
 from art_core.training.policy import BASE, TRAINING, Policy
@@ -74,7 +74,9 @@ class Trainer:
             policy.trainable_parameters(),
             lambda: policy.path,
             self._relieve_memory,
+            self._fits,
         )
+        self._foresight = Foresight(policy, self.ranks)
         self._set_checkpointing()
         self._paths = PathChoice(policy, config.path, self.ranks)
         self.generator = torch.Generator().manual_seed(seed)
@@ -97,7 +99,12 @@ class Trainer:
         if budget != "auto":
             return budget
         # Found when the first tree is cut; AdamW's state comes with its first step, after that.
-        return lambda: found_budget(self.policy, self.ranks, self.optimizer.bytes_to_come)
+        return self._found_budget
+
+    def _found_budget(self) -> int:
+        if self.ranks.sharded and not self._fits(EFFICIENT):
+            self._relieve_memory()
+        return found_budget(self.policy, self.ranks, self.optimizer.bytes_to_come)
 
     def _take_path(self, minibatches: Sequence[Minibatch]) -> None:
         """Let the policy take the path on which these go fastest."""
@@ -107,9 +114,14 @@ class Trainer:
     def _set_checkpointing(self) -> None:
         if self.config.gradient_checkpointing != "auto":
             self.policy.gradient_checkpointing = self.config.gradient_checkpointing
-        elif self.ranks.sharded:
-            # A model is sharded because memory is short, and a pass that runs out of it cannot be made again.
+        elif self.ranks.sharded and self.policy.device.type != "cuda":
+            # A model is sharded because memory is short, and how much there is can be foreseen on GPUs alone.
             self.policy.gradient_checkpointing = True
+
+    def _fits(self, places: int) -> bool:
+        if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:
+            return True  # or not: nothing can be kept back
+        return self._foresight.fits(places, self.optimizer.bytes_to_come)
 
     def _relieve_memory(self) -> str | None:
         if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:

@@ -10,18 +10,22 @@ model, as under autocast, unless `exact` asks for float32.
 
 With checkpointing a layer keeps its input alone. Its backward pass computes the layer again: attention as a
 whole, the MLP in tiles of nodes, so that its wide activations exist for one tile at a time.
+
+Weights of a sharded model are gathered around their use (`gathered`), forward and backward.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from art_core.errors import ConfigError
+from art_core.training.gathered import Gathered
 from art_core.training.kept_inputs import KeptInputs
-from art_core.training.layer_functions import PLAIN, Layer, LayerFunctions, compiled_functions, layer_weights
+from art_core.training.layer_functions import PLAIN, Layer, LayerFunctions, compiled_functions
 
 KNOWN_MODELS = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """Model types of transformers whose layers this module computes."""
@@ -52,6 +56,7 @@ class FusedDecoder:
             compile = next(model.parameters()).device.type == "cuda"
         self._functions = compiled_functions() if compile else PLAIN
         self._exact = exact
+        self._layers = Gathered(self._decoder.layers)
 
     def run(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, *, checkpointing: bool = False
@@ -73,11 +78,10 @@ class FusedDecoder:
         cos, sin = decoder.rotary_emb(x, position_ids=positions)
         cos, sin = cos[:, :, None], sin[:, :, None]
         if checkpointing and torch.is_grad_enabled():
-            kept = KeptInputs(x, len(decoder.layers))
-            for module in decoder.layers:
-                layer = layer_weights(module)
-                scale = module.self_attn.scaling
-                step = _Step(self._functions, layer, cos, sin, attend, scale, self._exact)
+            kept = KeptInputs(x, len(self._layers))
+            for number in range(len(self._layers)):
+                scale = self._layers.scale(number)
+                step = _Step(self._functions, self._layers, number, cos, sin, attend, scale, self._exact)
                 # Parameters are reached through `step`; the input ties it to the graph.
                 x = _Checkpointed.apply(x, step, kept)
         else:
@@ -86,14 +90,28 @@ class FusedDecoder:
 
     def _straight(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """All layers, in one call from attention to attention."""
-        run, exact = self._functions, self._exact
-        layers = [layer_weights(module) for module in self._decoder.layers]
-        scales = [module.self_attn.scaling for module in self._decoder.layers]
-        q, k, v = run.before(x, cos, sin, layers[0], exact)
-        for i, layer in enumerate(layers[:-1]):
-            attended = attend(q, k, v, scales[i])
-            x, q, k, v = run.between(x, attended, cos, sin, layer, layers[i + 1], exact)
-        return run.last(x, attend(q, k, v, scales[-1]), layers[-1], exact)
+        run, exact, layers = self._functions, self._exact, self._layers
+        last = len(layers) - 1
+        layers.before_backward([x], lambda: layers.release(0))
+        layers.hold(0, 1)
+        q, k, v = run.before(x, cos, sin, layers.weights(0), exact)
+        layers.before_backward([q, k, v], lambda: self._turn(0))
+        for i in range(last):
+            attended = attend(q, k, v, layers.scale(i))
+            layers.hold(i + 1, i + 2)
+            x, q, k, v = run.between(x, attended, cos, sin, layers.weights(i), layers.weights(i + 1), exact)
+            layers.before_backward([x, q, k, v], partial(self._turn, i + 1))
+            layers.release(i)
+        x = run.last(x, attend(q, k, v, layers.scale(last)), layers.weights(last), exact)
+        layers.before_backward([x], lambda: layers.hold(last, last - 1))
+        layers.release(last)
+        return x
+
+    def _turn(self, number: int) -> None:
+        """Backward has come to the call that made this layer's queries: the layer above is done."""
+        self._layers.release(number + 1)
+        if number:
+            self._layers.hold(number - 1, number - 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +119,20 @@ class _Step:
     """One layer in one forward pass."""
 
     functions: LayerFunctions
-    layer: Layer
+    layers: Gathered
+    number: int
     cos: Tensor
     sin: Tensor
     attend: Attend
     scale: float
     exact: bool
 
-    def attention(self, x: Tensor) -> Tensor:
-        q, k, v = self.functions.before(x, self.cos, self.sin, self.layer, self.exact)
-        return self.functions.after(x, self.attend(q, k, v, self.scale), self.layer, self.exact)
+    def attention(self, x: Tensor, layer: Layer) -> Tensor:
+        q, k, v = self.functions.before(x, self.cos, self.sin, layer, self.exact)
+        return self.functions.after(x, self.attend(q, k, v, self.scale), layer, self.exact)
 
-    def mlp(self, x: Tensor) -> Tensor:
-        return self.functions.mlp(x, self.layer, self.exact)
+    def mlp(self, x: Tensor, layer: Layer) -> Tensor:
+        return self.functions.mlp(x, layer, self.exact)
 
 
 class _Checkpointed(torch.autograd.Function):
@@ -127,26 +146,33 @@ class _Checkpointed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, step: _Step, kept: KeptInputs) -> Tensor:  # type: ignore[override]
         ctx.kept, ctx.number = kept, kept.put(x)
         ctx.step = step
-        hidden = step.attention(x)
-        return torch.cat([step.mlp(tile) for tile in hidden.split(_tile(hidden), dim=1)], dim=1)
+        with step.layers.held(step.number, step.number + 1) as layer:
+            hidden = step.attention(x, layer)
+            return torch.cat([step.mlp(tile, layer) for tile in hidden.split(_tile(hidden), dim=1)], dim=1)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
         x = ctx.kept.take(ctx.number)
         step: _Step = ctx.step
+        with step.layers.held(step.number, step.number - 1) as layer:
+            return _again(step, layer, x, grad), None, None
+
+
+def _again(step: _Step, layer: Layer, x: Tensor, grad: Tensor) -> Tensor | None:
+    """Compute a layer again, and go backward through it; returns the gradient of its input."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        hidden = step.attention(x, layer)
+    parts: list[Tensor] = []
+    tile = _tile(hidden)
+    for part, grad_part in zip(hidden.detach().split(tile, dim=1), grad.split(tile, dim=1), strict=True):
         with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            hidden = step.attention(x)
-        parts: list[Tensor] = []
-        tile = _tile(hidden)
-        for part, grad_part in zip(hidden.detach().split(tile, dim=1), grad.split(tile, dim=1), strict=True):
-            with torch.enable_grad():
-                leaf = part.detach().requires_grad_()
-                out = step.mlp(leaf)
-            torch.autograd.backward(out, grad_part)
-            parts.append(leaf.grad)  # type: ignore[arg-type]
-        torch.autograd.backward(hidden, torch.cat(parts, dim=1) if parts[1:] else parts[0])
-        return x.grad, None, None
+            leaf = part.detach().requires_grad_()
+            out = step.mlp(leaf, layer)
+        torch.autograd.backward(out, grad_part)
+        parts.append(leaf.grad)  # type: ignore[arg-type]
+    torch.autograd.backward(hidden, torch.cat(parts, dim=1) if parts[1:] else parts[0])
+    return x.grad
 
 
 def _tile(hidden: Tensor) -> int:

@@ -2,7 +2,7 @@
 
 Invariant: work that ran out of memory leaves no gradient behind; it is repeated from the beginning, with a
 smaller budget or with less kept in memory, on every rank alike, or it ends in an error that says how much
-was too much.
+was too much. A sharded model's work cannot be repeated, so whether it fits is foreseen.
 
 `TokenBudget.run` cuts a tree to the budget, hands this rank's share to the work, and asks all ranks
 whether it fitted.
@@ -23,6 +23,7 @@ from art_core.errors import OutOfMemoryError
 from art_core.training.balance import Share, share
 from art_core.training.guardrails import TrainEvent
 from art_core.training.layout import Path
+from art_core.training.paths import places
 from art_core.training.ranks import Ranks
 from art_core.training.token_tree import TokenTree
 
@@ -52,6 +53,8 @@ class TokenBudget:
         parameters: whose gradients the work accumulates.
         path: says how pieces are put before the model now.
         relieve: lets passes of a size take less memory from now on, and says how; None: it cannot.
+        fits: whether passes of up to so many places here are expected to fit on all ranks. Asked of a
+            sharded model alone, on all ranks together: its passes cannot be made again.
     """
 
     def __init__(
@@ -61,9 +64,11 @@ class TokenBudget:
         parameters: Sequence[torch.nn.Parameter],
         path: Callable[[], Path] = lambda: "tree",
         relieve: Callable[[], str | None] = lambda: None,
+        fits: Callable[[int], bool] = lambda places: True,
     ) -> None:
         self._tokens = tokens
         self._relieve = relieve
+        self._fits = fits
         self._ranks = ranks
         self._parameters = list(parameters)
         self._path = path
@@ -120,6 +125,8 @@ class TokenBudget:
         ranks = self._ranks
         while True:
             mine = self.share(tree)
+            if ranks.sharded:
+                self._foresee(mine)
             before = [None if p.grad is None else p.grad.clone() for p in self._parameters]
             too_much: str | None = None
             result: T | None = None
@@ -145,6 +152,14 @@ class TokenBudget:
             del before
             _release()
             self._lower(tree, too_much or "on another process")
+
+    def _foresee(self, mine: Share) -> None:
+        """Let passes take less memory if the largest are not expected to fit."""
+        path = self._path()
+        largest = max(places(piece, path) for piece in mine.pieces)
+        if not self._fits(largest) and (relief := self._relieve()) is not None:
+            why = f"passes of up to {self.tokens} tokens are not expected to fit into memory"
+            self._note("gradient_checkpointing_on", f"{relief}: {why}", self.tokens, None)
 
     def _lower(self, tree: TokenTree, why: str) -> None:
         longest = int(tree.depth.max()) + 1

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from safetensors.torch import load_file
 
 from art_core.config import GuardrailConfig, ParallelConfig, Strategy, TrainConfig
 from art_core.training.footprint import LARGEST, SMALLEST, available_memory, found_budget
+from art_core.training.forward import Kernels
 from art_core.training.grpo import Trainer
 from art_core.training.launch import TrainerProcesses
 from art_core.training.ranks import Alone
@@ -76,18 +78,31 @@ def groups(seed: int, *, prompt: int = 200, answer: int = 60) -> list[Trajectory
 
 
 @TWO
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_gpus_make_the_gradients_and_weights_of_one(model: Path, tmp_path: Path, strategy: Strategy):
+@pytest.mark.parametrize(
+    ("strategy", "kernels", "checkpointing"),
+    [
+        ("ddp", "fused", False),
+        ("fsdp2", "fused", False),
+        ("fsdp2", "fused", True),
+        ("fsdp2", "fused", "auto"),
+        ("fsdp2", "modules", "auto"),
+    ],
+)
+def test_two_gpus_make_the_gradients_and_weights_of_one(
+    model: Path, tmp_path: Path, strategy: Strategy, kernels: Kernels, checkpointing: Any
+):
     """In float32, the gradients to 1e-5."""
-    build = tiny_policy(model, tmp_path / "no-faults")
+    build = tiny_policy(model, tmp_path / "no-faults", kernels)
     alone = Trainer(build("cuda:0"), CONFIG)
     expected = alone.train(groups(0))
     alone.policy.save_weights(tmp_path / "theirs")
     moments = alone.state_dict()["optimizer"]["adamw"]["state"]
     parallel = ParallelConfig(processes=2, strategy=strategy, timeout=120)
-    together = TrainerProcesses(build, LORA, CONFIG, parallel, log_dir=tmp_path)
+    config = CONFIG.replace(gradient_checkpointing=checkpointing)
+    together = TrainerProcesses(build, LORA, config, parallel, log_dir=tmp_path)
     try:
         found = together.train(groups(0))
+        assert not found.events  # so small a model fits, which is foreseen
         theirs = together.state_dict()["optimizer"]["adamw"]["state"]
         together.policy.save_weights(tmp_path / "ours")
         if strategy == "fsdp2":

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from art_core.config import LoRAConfig
+from art_core.training.forward import Kernels
 from art_core.training.full_policy import FullPolicy
 from art_core.training.layout import Layout
 from art_core.training.peft_policy import PeftPolicy
@@ -41,13 +42,13 @@ def set_fault(faults: Path, *, rank: int | None = None, **fault: Any) -> None:
     scratch.rename(faults)
 
 
-def tiny_policy(directory: Path, faults: Path) -> Callable[[str], PeftPolicy]:
+def tiny_policy(directory: Path, faults: Path, kernels: Kernels = "auto") -> Callable[[str], PeftPolicy]:
     """What builds a policy whose adapter already changes the model, in float32."""
-    return partial(_load, str(directory), str(faults))
+    return partial(_load, str(directory), str(faults), kernels)
 
 
-def _load(directory: str, faults: str, device: str) -> PeftPolicy:
-    policy = FaultyPolicy.load(directory, LORA, dtype="float32", device=device)
+def _load(directory: str, faults: str, kernels: Kernels, device: str) -> PeftPolicy:
+    policy = FaultyPolicy.load(directory, LORA, dtype="float32", device=device, kernels=kernels)
     policy.faults = Path(faults)  # type: ignore[attr-defined]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -20,6 +20,7 @@ from art_core.errors import ConfigError, NothingToTrainError, TrainerProcessErro
 from art_core.inference.process_guard import signal_group
 from art_core.model import TrainableModel
 from art_core.training import checkpoints, rank_process
+from art_core.training.forward import Kernels
 from art_core.training.grpo import Trainer
 from art_core.training.launch import TrainerProcesses
 from art_core.training.rank_process import rank_environment
@@ -46,10 +47,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Ranks:
     """Processes, and how to make them fail."""
 
-    def __init__(self, model: Path, strategy: Strategy, root: Path) -> None:
+    def __init__(self, model: Path, strategy: Strategy, kernels: Kernels, root: Path) -> None:
         self.strategy = strategy
         self.faults = root / "faults.json"
-        self.build = tiny_policy(model, self.faults)
+        self.build = tiny_policy(model, self.faults, kernels)
         parallel = ParallelConfig(processes=2, strategy=strategy, timeout=25)
         self.processes = TrainerProcesses(self.build, LORA, CONFIG, parallel, log_dir=root)
         checkpoints.save(root, self.processes, version=0)
@@ -63,11 +64,15 @@ class Ranks:
         return self.processes
 
 
-@pytest.fixture(scope="module", params=["ddp", "fsdp2"])
+@pytest.fixture(
+    scope="module",
+    params=[("ddp", "modules"), ("fsdp2", "modules"), ("fsdp2", "fused")],
+    ids=["ddp", "fsdp2", "fsdp2 with fused kernels"],
+)
 def ranks(
     request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Ranks]:
-    found = Ranks(model, request.param, tmp_path_factory.mktemp(request.param))
+    found = Ranks(model, *request.param, tmp_path_factory.mktemp("ranks"))
     yield found
     found.processes.close()
 
