@@ -176,7 +176,7 @@ class TrainConfig(Settings):
     gradient_checkpointing: bool | Literal["auto"] = Field(
         default="auto",
         description="keep only the layers' inputs of a pass and compute the rest again: less memory, a "
-        "third more time; auto: when smaller passes would not help, or a sharded model's are not expected to fit",
+        "third more time; auto: when smaller passes would not help, or a sharded model's would not fit",
     )
     optimizer_offload: bool = Field(
         default=False, description="keep the optimizer's state in the host's memory, and step there"
