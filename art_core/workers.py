@@ -4,42 +4,35 @@ Invariant: every planned rollout comes to an end. If its process dies, it has fa
 processes go on, and what it recorded before is on the trajectory, read back from the store.
 
 Data flow: `Workers` starts processes by *spawn*. For each batch of rollouts they are sent the `Job`: how to
-build the agent, and the terms with a sink that opens the store again on the other side. A `Plan` goes to the
-process that is least busy; that process runs it as `InProcess` would, records its steps itself, and sends the
-ended trajectory back (`worker_process`).
+build the agent, and the terms with a sink that opens the store again on the other side. Batches of the same
+job at the same time, as of groups that are gathered one by one, share it: its agent is built once in each
+process. A `Plan` goes to the process that is least busy; that process runs it as `InProcess` would, records
+its steps itself, and sends the ended trajectory back (`worker_process`).
 """
 
 import asyncio
 import itertools
 import logging
-import multiprocessing
 import pickle
-import signal
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
-from typing import Any, Self, TypeVar
+from typing import Self
 
 from art_core.errors import ConfigError, StoreError, UnknownTrajectoryError
 from art_core.recording import Sink
 from art_core.rollouts import Plan, Runner
 from art_core.types import Failure, RolloutStatus, Trajectory
-from art_core.worker_process import Begin, Broken, Cancel, Ended, Forget, Ready, Refused, Run, work
+from art_core.worker_handle import WorkerDiedError, WorkerHandle
+from art_core.worker_process import Forget
 from art_core.worker_process import Job as Job
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 START_TIMEOUT = 120.0
 """Seconds until a process must have built its agent; importing a large framework takes its time."""
-
-STOP_TIMEOUT = 10.0
-"""Seconds that a process gets to end by itself."""
 
 
 class Workers:
@@ -60,10 +53,12 @@ class Workers:
         if count < 1:
             raise ConfigError(f"workers={count}: expected at least 1")
         self._count = count
-        self._workers: list[_Worker] = []
+        self._workers: list[WorkerHandle] = []
         self._open = False
         self._lock = threading.Lock()
-        self._jobs = itertools.count()
+        self._beginning = threading.Lock()
+        self._numbers = itertools.count()
+        self._jobs: dict[bytes, _Begun] = {}
 
     def __enter__(self) -> Self:
         self._open = True
@@ -106,22 +101,42 @@ class Workers:
 
     @asynccontextmanager
     async def _doing(self, pickled: bytes, sink: Sink | None) -> AsyncGenerator[Runner]:
-        number = next(self._jobs)
         workers = await asyncio.to_thread(self._fill)
+        job = self._begin(pickled, workers)
         try:
-            built = asyncio.gather(*(asyncio.wrap_future(w.begin(number, pickled)) for w in workers))
+            built = asyncio.gather(*(asyncio.wrap_future(job.built[worker]) for worker in workers))
             try:
                 await asyncio.wait_for(built, START_TIMEOUT)
             except TimeoutError:
                 raise ConfigError(
                     f"the workers have not built their agents within {START_TIMEOUT:g} s"
                 ) from None
-            yield _JobRunner(workers, number, sink)
+            yield _JobRunner(workers, job.number, sink)
         finally:
-            for worker in workers:
-                worker.send(Forget(number))
+            self._end(pickled, job)
 
-    def _fill(self) -> "Sequence[_Worker]":
+    def _begin(self, pickled: bytes, workers: Sequence[WorkerHandle]) -> "_Begun":
+        """A job, begun in these processes; in those where it is under way already it is not begun again."""
+        with self._beginning:
+            job = self._jobs.setdefault(pickled, _Begun(next(self._numbers)))
+            job.users += 1
+            for worker in workers:
+                built = job.built.get(worker)
+                if built is None or (built.done() and built.exception() is not None):
+                    job.built[worker] = worker.begin(job.number, pickled)
+            return job
+
+    def _end(self, pickled: bytes, job: "_Begun") -> None:
+        """One who does a job is done; the last one ends it."""
+        with self._beginning:
+            job.users -= 1
+            if job.users:
+                return
+            del self._jobs[pickled]
+        for worker in job.built:
+            worker.send(Forget(job.number))
+
+    def _fill(self) -> Sequence[WorkerHandle]:
         """All the processes, those that have died replaced."""
         with self._lock:
             if not self._open:
@@ -135,7 +150,7 @@ class Workers:
             self._workers = alive
             free = [n for n in range(self._count) if n not in {worker.number for worker in alive}]
             for number in free:
-                self._workers.append(_Worker.start(number))
+                self._workers.append(WorkerHandle.start(number))
             return tuple(self._workers)
 
 
@@ -157,10 +172,25 @@ async def runner_of(workers: "int | Workers", job: Job) -> AsyncGenerator[Runner
             yield runner
 
 
+@dataclass(eq=False, slots=True)
+class _Begun:
+    """A job under way.
+
+    Attributes:
+        number: by which the processes know it.
+        built: done when a process has built its agent, or cannot.
+        users: how many are doing it.
+    """
+
+    number: int
+    built: dict[WorkerHandle, "Future[None]"] = field(default_factory=dict[WorkerHandle, "Future[None]"])
+    users: int = 0
+
+
 class _JobRunner:
     """Runs one job's rollouts (see `art_core.rollouts.Runner`)."""
 
-    def __init__(self, workers: "Sequence[_Worker]", job: int, sink: Sink | None) -> None:
+    def __init__(self, workers: Sequence[WorkerHandle], job: int, sink: Sink | None) -> None:
         self._workers = workers
         self._job = job
         self._sink = sink
@@ -177,7 +207,7 @@ class _JobRunner:
         worker = min(alive, key=lambda w: len(w.running))
         try:
             return await worker.run(self._job, plan)
-        except _WorkerDiedError as died:
+        except WorkerDiedError as died:
             return await self._lost(plan, str(died))
 
     async def _lost(self, plan: Plan, reason: str) -> Trajectory:
@@ -185,157 +215,6 @@ class _JobRunner:
         kept = "was kept nowhere, because it has no store" if self._sink is None else "was kept"
         failure = Failure("worker", f"{reason}; what the rollout had recorded {kept}")
         return await asyncio.to_thread(_end_orphan, plan, self._sink, failure)
-
-
-class _WorkerDiedError(Exception):
-    pass
-
-
-@dataclass(eq=False)
-class _Worker:
-    """One process, seen from the parent. Thread-safe: the loops of its callers may come and go."""
-
-    number: int
-    process: SpawnProcess
-    pipe: "Connection[Any, Any]"
-    alive: bool = True
-    running: dict[str, "Future[Trajectory]"] = field(default_factory=dict[str, "Future[Trajectory]"])
-    building: dict[int, "Future[None]"] = field(default_factory=dict[int, "Future[None]"])
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _sending: threading.Lock = field(default_factory=threading.Lock)
-    _gone: threading.Event = field(default_factory=threading.Event)
-
-    @classmethod
-    def start(cls, number: int) -> "_Worker":
-        """Start a process."""
-        spawn = multiprocessing.get_context("spawn")
-        pipe, theirs = spawn.Pipe()
-        process = spawn.Process(target=work, args=(theirs,), name=f"art-worker-{number}", daemon=True)
-        process.start()
-        theirs.close()  # so that the pipe ends when the process does
-        worker = cls(number, process, pipe)
-        threading.Thread(target=worker._listen, name=f"art-worker-{number}-pipe", daemon=True).start()
-        return worker
-
-    def begin(self, job: int, pickled: bytes) -> "Future[None]":
-        """Have it build the agent of a job; the future raises `ConfigError` if it cannot."""
-        built: Future[None] = _uncancellable()
-        with self._lock:
-            if self.alive:
-                self.building[job] = built
-            else:
-                built.set_exception(ConfigError(f"worker process {self.number} has died"))
-        self.send(Begin(job, pickled))
-        return built
-
-    async def run(self, job: int, plan: Plan) -> Trajectory:
-        """Run one rollout there."""
-        ended: Future[Trajectory] = _uncancellable()
-        with self._lock:
-            if not self.alive:
-                raise _WorkerDiedError(f"worker process {self.number} died")
-            self.running[plan.rollout_id] = ended
-        waiting = asyncio.wrap_future(ended)
-        try:
-            self.send(Run(job, plan))
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            self.send(Cancel(plan.rollout_id))
-            # It ends as cancelled over there; a process that does not even do that is killed in `stop`.
-            await asyncio.wait({waiting}, timeout=STOP_TIMEOUT)
-            raise
-        finally:
-            with self._lock:
-                self.running.pop(plan.rollout_id, None)
-            if waiting.done() and not waiting.cancelled():
-                waiting.exception()  # retrieved, also when nobody waits any more
-            waiting.cancel()
-
-    def ask_to_stop(self) -> None:
-        """Let it end by itself."""
-        self.send(None)
-
-    def stop(self) -> None:
-        """Wait for its end, or force it."""
-        if not self._gone.wait(STOP_TIMEOUT):
-            logger.warning("worker %d did not end by itself and is killed", self.number)
-            self.process.kill()
-            self._gone.wait()
-        self.process.join()
-        self.process.close()
-        self.pipe.close()
-
-    def send(self, message: object) -> None:
-        """Send it a message; one that is gone gets none, and the listening thread says so."""
-        pickled = pickle.dumps(message)
-        try:
-            with self._sending:
-                self.pipe.send_bytes(pickled)
-        except OSError:
-            logger.debug("worker %d is gone", self.number)
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                message = self.pipe.recv()
-            except (EOFError, OSError):
-                break
-            self._receive(message)
-        self._die()
-
-    def _receive(self, message: object) -> None:
-        match message:
-            case Ready(job):
-                _settle(self._take(self.building, job), None)
-            case Broken(job, reason):
-                broken = ConfigError(f"worker {self.number} cannot begin: {reason}")
-                _settle(self._take(self.building, job), broken)
-            case Ended(trajectory):
-                _settle(self._take(self.running, trajectory.id), trajectory)
-            case Refused(rollout_id, error):
-                _settle(self._take(self.running, rollout_id), error)
-            case _:
-                raise AssertionError(f"worker {self.number} sent {message!r}")
-
-    def _take(self, waiting: "dict[Any, Future[T]]", key: object) -> "Future[T] | None":
-        with self._lock:
-            return waiting.pop(key, None)
-
-    def _die(self) -> None:
-        self.process.join(1)  # the pipe has ended, so the process has, or is about to
-        code = self.process.exitcode
-        how = (
-            f"killed by {signal.Signals(-code).name}"
-            if code is not None and code < 0
-            else f"exit code {code}"
-        )
-        died = f"worker process {self.number} died ({how})"
-        with self._lock:
-            self.alive = False
-            building, lost = list(self.building.values()), list(self.running.values())
-        lost = [ended for ended in lost if not ended.done()]
-        if lost:
-            logger.error("%s; %d rollouts that it was running have failed", died, len(lost))
-        for built in building:
-            _settle(built, ConfigError(f"{died} before it had built its agent"))
-        for ended in lost:
-            _settle(ended, _WorkerDiedError(died))
-        self._gone.set()
-
-
-def _uncancellable() -> "Future[Any]":
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def _settle(future: "Future[Any] | None", outcome: object) -> None:
-    if future is None or future.done():
-        return
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
 
 
 def _checked(job: Job) -> bytes:

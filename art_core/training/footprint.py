@@ -63,12 +63,12 @@ class Footprint:
 
 
 class Foresight:
-    """Whether passes of a policy will fit; measured when first asked, once for each path.
+    """Whether passes of a policy will fit that keep all that they compute; measured once for each path.
 
     All ranks ask together and hear the same, as they make the passes of a sharded model together.
 
     Args:
-        policy: what is trained, keeping in a pass what it keeps now.
+        policy: what is trained.
         ranks: who shares it.
     """
 
@@ -93,10 +93,14 @@ class Foresight:
     def _measured(self) -> Footprint | None:
         """None: even the passes that would have to be measured are too much."""
         policy = self._policy
-        small = peak_memory(policy, probe(policy, SIZES[0]))
-        if self._ranks.any(not self._sure(small * SIZES[1] / SIZES[0])):
-            return None
-        return line(small, peak_memory(policy, probe(policy, SIZES[1])))
+        checkpointing, policy.gradient_checkpointing = policy.gradient_checkpointing, False
+        try:
+            small = peak_memory(policy, probe(policy, SIZES[0]))
+            if self._ranks.any(not self._sure(small * SIZES[1] / SIZES[0])):
+                return None
+            return line(small, peak_memory(policy, probe(policy, SIZES[1])))
+        finally:
+            policy.gradient_checkpointing = checkpointing
 
     def _sure(self, needed: float, taken: int = 0) -> bool:
         left = available_memory(self._policy.device) - taken

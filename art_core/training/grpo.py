@@ -74,9 +74,11 @@ class Trainer:
             policy.trainable_parameters(),
             lambda: policy.path,
             self._relieve_memory,
-            self._fits,
+            self._foresee,
         )
-        self._foresight = Foresight(policy, self.ranks)
+        foreseen = self.ranks.sharded and policy.device.type == "cuda"
+        self._foresight = Foresight(policy, self.ranks) if foreseen else None
+        self._short_of_memory = False
         self._set_checkpointing()
         self._paths = PathChoice(policy, config.path, self.ranks)
         self.generator = torch.Generator().manual_seed(seed)
@@ -102,8 +104,7 @@ class Trainer:
         return self._found_budget
 
     def _found_budget(self) -> int:
-        if self.ranks.sharded and not self._fits(EFFICIENT):
-            self._relieve_memory()
+        self._foresee(EFFICIENT)
         return found_budget(self.policy, self.ranks, self.optimizer.bytes_to_come)
 
     def _take_path(self, minibatches: Sequence[Minibatch]) -> None:
@@ -114,14 +115,18 @@ class Trainer:
     def _set_checkpointing(self) -> None:
         if self.config.gradient_checkpointing != "auto":
             self.policy.gradient_checkpointing = self.config.gradient_checkpointing
-        elif self.ranks.sharded and self.policy.device.type != "cuda":
-            # A model is sharded because memory is short, and how much there is can be foreseen on GPUs alone.
+        elif self.ranks.sharded:
+            # A model is sharded because memory is short, and a pass that runs out of it cannot be made again.
             self.policy.gradient_checkpointing = True
 
-    def _fits(self, places: int) -> bool:
-        if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:
-            return True  # or not: nothing can be kept back
-        return self._foresight.fits(places, self.optimizer.bytes_to_come)
+    def _foresee(self, places: int) -> str | None:
+        """Keep all that a sharded model's passes compute while they fit; says what ends that."""
+        if self._foresight is None or self.config.gradient_checkpointing != "auto" or self._short_of_memory:
+            return None
+        kept_all = not self.policy.gradient_checkpointing
+        self._short_of_memory = not self._foresight.fits(places, self.optimizer.bytes_to_come)
+        self.policy.gradient_checkpointing = self._short_of_memory
+        return "gradient checkpointing switched on" if kept_all and self._short_of_memory else None
 
     def _relieve_memory(self) -> str | None:
         if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:

@@ -53,8 +53,8 @@ class TokenBudget:
         parameters: whose gradients the work accumulates.
         path: says how pieces are put before the model now.
         relieve: lets passes of a size take less memory from now on, and says how; None: it cannot.
-        fits: whether passes of up to so many places here are expected to fit on all ranks. Asked of a
-            sharded model alone, on all ranks together: its passes cannot be made again.
+        foresee: told how many places the largest pass here has, before a sharded model's passes, which cannot
+            be made again; sees to it that they fit, on all ranks together, and says what that changed.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class TokenBudget:
         parameters: Sequence[torch.nn.Parameter],
         path: Callable[[], Path] = lambda: "tree",
         relieve: Callable[[], str | None] = lambda: None,
-        fits: Callable[[int], bool] = lambda places: True,
+        foresee: Callable[[int], str | None] = lambda places: None,
     ) -> None:
         self._tokens = tokens
         self._relieve = relieve
-        self._fits = fits
+        self._foresee = foresee
         self._ranks = ranks
         self._parameters = list(parameters)
         self._path = path
@@ -126,7 +126,7 @@ class TokenBudget:
         while True:
             mine = self.share(tree)
             if ranks.sharded:
-                self._foresee(mine)
+                self._prepare(mine)
             before = [None if p.grad is None else p.grad.clone() for p in self._parameters]
             too_much: str | None = None
             result: T | None = None
@@ -153,11 +153,10 @@ class TokenBudget:
             _release()
             self._lower(tree, too_much or "on another process")
 
-    def _foresee(self, mine: Share) -> None:
-        """Let passes take less memory if the largest are not expected to fit."""
+    def _prepare(self, mine: Share) -> None:
         path = self._path()
-        largest = max(places(piece, path) for piece in mine.pieces)
-        if not self._fits(largest) and (relief := self._relieve()) is not None:
+        relief = self._foresee(max(places(piece, path) for piece in mine.pieces))
+        if relief is not None:
             why = f"passes of up to {self.tokens} tokens are not expected to fit into memory"
             self._note("gradient_checkpointing_on", f"{relief}: {why}", self.tokens, None)
 

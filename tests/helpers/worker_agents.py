@@ -60,5 +60,20 @@ def make(problem: str = "") -> Callable[[Scenario], Any]:
     return act
 
 
+_built = 0
+
+
+def make_counted() -> Callable[[Scenario], Any]:
+    """An agent that gives its process's id, and how many agents had been made there when it was."""
+    global _built
+    _built += 1
+    number = _built
+
+    async def counted(scenario: Scenario) -> tuple[int, int]:
+        return await act(scenario), number
+
+    return counted
+
+
 def half(trajectory: Trajectory, output: int) -> float:
     return 0.5

@@ -64,9 +64,9 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def trainer(model: Path, ranks: Alone) -> Trainer:
-    """As on a GPU: nothing is kept back until it is known to be too much."""
+    """As on a GPU, whose memory can be foreseen."""
     found = Trainer(tiny_policy(model, model / "no-faults")("cpu"), CONFIG, ranks=ranks)
-    found.policy.gradient_checkpointing = False
+    found._foresight = Foresight(found.policy, ranks)  # type: ignore[attr-defined]
     return found
 
 
@@ -87,27 +87,52 @@ def test_passes_that_fit_keep_what_they_need(
 ):
     memory(100 * (FIXED + PER_TOKEN * SIZES[1]))
     sharing = trainer(model, Sharded())
+    assert sharing.policy.gradient_checkpointing  # until more is known
     for _ in range(2):
         report = sharing.train(groups())
         assert report.updated
         assert not report.events
-    assert not sharing.policy.gradient_checkpointing
+        assert not sharing.policy.gradient_checkpointing
     assert measured == list(SIZES)  # once, for both updates
 
 
-def test_passes_that_would_not_fit_keep_their_inputs_alone_and_give_the_same_gradient(
+def test_passes_that_never_fit_keep_their_inputs_alone_and_give_the_same_gradient(
     model: Path, measured: list[int], memory: Callable[[float], None]
 ):
     memory(FIXED)
-    alone = trainer(model, Alone())
-    expected = alone.train(groups())
+    expected = trainer(model, Alone()).train(groups())
     sharing = trainer(model, Sharded())
     report = sharing.train(groups())
-    assert [e.kind for e in report.events] == ["gradient_checkpointing_on"]
-    assert "not expected to fit" in report.events[0].message
     assert sharing.policy.gradient_checkpointing
+    assert not report.events  # nothing was changed
     assert report.metrics["grad_norm"] == pytest.approx(expected.metrics["grad_norm"], rel=1e-4)
-    assert not sharing.train(groups()).events  # said once
+
+
+def test_from_the_first_pass_that_would_not_fit_inputs_alone_are_kept_and_that_is_said_once(
+    model: Path, measured: list[int], memory: Callable[[float], None]
+):
+    memory(100 * (FIXED + PER_TOKEN * SIZES[1]))
+    sharing = trainer(model, Sharded())
+    assert not sharing.train(groups()).events
+    memory(FIXED)  # somebody else has taken it
+    report = sharing.train(groups())
+    assert [e.kind for e in report.events] == ["gradient_checkpointing_on"]
+    assert "passes of up to 1024 tokens are not expected to fit" in report.events[0].message
+    assert sharing.policy.gradient_checkpointing
+    memory(100 * (FIXED + PER_TOKEN * SIZES[1]))
+    assert not sharing.train(groups()).events
+    assert sharing.policy.gradient_checkpointing
+
+
+def test_what_a_user_has_decided_is_not_foreseen(
+    model: Path, measured: list[int], memory: Callable[[float], None]
+):
+    memory(FIXED)
+    sharing = trainer(model, Sharded())
+    sharing.set_config(CONFIG.replace(gradient_checkpointing=False))
+    assert not sharing.train(groups()).events
+    assert not sharing.policy.gradient_checkpointing
+    assert not measured
 
 
 def test_a_pass_of_the_size_that_is_left_fits_and_a_larger_one_does_not(

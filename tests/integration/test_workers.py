@@ -12,7 +12,7 @@ from helpers import worker_agents as agents
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.gather import Gathered, agather_on
 from art_core.recording import NullSink
-from art_core.rollouts import Terms
+from art_core.rollouts import Runner, Terms
 from art_core.store import Store
 from art_core.types import RolloutStatus, Scenario
 from art_core.workers import Job, Workers, runner_of
@@ -155,3 +155,26 @@ async def test_processes_that_are_kept_do_one_job_after_the_other_and_the_dead_a
     with pytest.raises(ConfigError, match="not running: use them inside"):
         async with workers.doing(recorded):
             pass
+
+
+async def test_the_same_job_at_the_same_time_builds_its_agent_once_in_each_process() -> None:
+    def job() -> Job:
+        return Job(agents.make_counted, (), Terms())
+
+    async def outputs(runner: Runner, *names: str) -> set[tuple[int, int]]:
+        scenarios = [Scenario(name) for name in names]
+        groups = await agather_on(runner, scenarios, group_size=1, min_group_size=0, concurrency=4)
+        return {t.metadata["output"] for g in groups for t in g if not t.failed}
+
+    names = [f"s{i}" for i in range(8)]
+    async with asyncio.timeout(240), Workers(2) as workers:
+        async with workers.doing(job()) as one, workers.doing(job()) as other:
+            first, second = await asyncio.gather(outputs(one, *names), outputs(other, *names))
+            assert first == second
+            assert [number for _, number in first] == [1, 1]
+        async with workers.doing(job()) as later:
+            assert {number for _, number in await outputs(later, *names)} == {2}
+            assert await outputs(later, "die") == set()
+            async with workers.doing(job()) as joined:  # in the process that took the dead one's place, too
+                assert sorted(number for _, number in await outputs(joined, *names)) == [1, 2]
+            assert {number for _, number in await outputs(later, *names)} == {2}
