@@ -3,10 +3,11 @@
 Invariant: they all do the same calls in the same order; when one of them dies or fails by itself, all are
 ended and the caller gets an error with what it said last. None outlives this process.
 
-`TrainerProcesses` has the methods of `grpo.Trainer`. A call is pickled once and sent to every rank; the first
-rank's answer is the result. Each process is a `ManagedProcess` with a log file of its own, and calls go
-over a socket in a directory that only this user can enter. (torch's and accelerate's launchers block until
-their processes end, fork or import the caller's main module, and take over its signal handlers.)
+`TrainerProcesses` has the methods of `grpo.Trainer`. A call is pickled once and sent to every rank, groups
+without what training does not read (`sending`); the first rank's answer is the result. Each process is a
+`ManagedProcess` with a log file of its own, and calls go over a socket in a directory that only this user can
+enter. (torch's and accelerate's launchers block until their processes end, fork or import the caller's main
+module, and take over its signal handlers.)
 """
 
 import io
@@ -32,6 +33,7 @@ from art_core.training.policy import Policy
 from art_core.training.rank import Call, Description, Done, Place, Progress, Raised, Setup
 from art_core.training.rank_process import LOOK_SECONDS, START_TIMEOUT, RankProcess, rank_environment
 from art_core.training.report import TrainReport
+from art_core.training.sending import pack
 from art_core.types import Step, TrajectoryGroup
 
 ALONE_SECONDS = 10.0
@@ -165,7 +167,7 @@ class TrainerProcesses:
         if train is not None:
             selection = as_selection(train)
             chosen = ChosenSteps(frozenset(s.id for g in groups for t in g for s in t.steps if selection(s)))
-        return self.call("train", list(groups), progress=progress, train=chosen, **options)
+        return self.call("train", pack(groups), progress=progress, train=chosen, **options)
 
     def sft(
         self, data: Sequence[Any], *, progress: "Callable[[int, int], None] | None" = None, **options: Any

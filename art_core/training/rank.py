@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from art_core.config import Strategy, TrainConfig
 from art_core.errors import ArtError
+from art_core.training.sending import SentGroup, unpack
 
 if TYPE_CHECKING:
     from art_core.training.policy import Policy
@@ -149,9 +150,9 @@ class Serving:
         """What the parent needs to know of the policy."""
         return self._description
 
-    def train(self, groups: Sequence[Any], **options: Any) -> Any:
+    def train(self, groups: Sequence[SentGroup], **options: Any) -> Any:
         """`Trainer.train`."""
-        return self._trainer.train(groups, progress=self._progress, **options)
+        return self._trainer.train(unpack(groups), progress=self._progress, **options)
 
     def sft(self, data: Sequence[Any], **options: Any) -> Any:
         """`Trainer.sft`."""
