@@ -242,7 +242,8 @@ class LocalRegistration:
         """One call of the trainer per batch, then publish what came out."""
         from art_core.training.report import merge_reports
 
-        kept = [self._record.keep_groups(batch) for batch in batches]
+        # In a thread: workers write to the same database meanwhile, and their rollouts go on over this loop.
+        kept = await asyncio.to_thread(lambda: [self._record.keep_groups(batch) for batch in batches])
 
         def learn() -> "TrainReport":
             version, config = self.current_version().number, self._board.config

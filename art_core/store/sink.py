@@ -32,6 +32,7 @@ _INSERT_SCENARIO = Prepared(partial(insert_missing, table=scenarios))
 _INSERT_GROUP = Prepared(partial(insert_missing, table=groups))
 _INSERT_TRAJECTORY = Prepared(lambda _: insert(trajectories).inline())
 _INSERT_STEPS = Prepared(lambda _: insert(steps).inline())
+_INSERT_SCORE = Prepared(lambda _: insert(scores).inline())
 _END = Prepared(
     lambda _: update(trajectories).where(
         trajectories.c.id == bindparam("ending"), trajectories.c.status == RolloutStatus.RUNNING.value
@@ -219,17 +220,15 @@ def insert_spans(connection: Connection, rollout_id: str, traced: bytes | None) 
 def insert_reward(connection: Connection, trajectory: Trajectory, author: str) -> None:
     """Write a trajectory's reward, where it has one, into its reward history."""
     if trajectory.reward is not None:
-        connection.execute(
-            insert(scores),
-            {
-                "trajectory_id": trajectory.id,
-                "reward": trajectory.reward,
-                "components": to_json(dict(trajectory.components)),
-                "author": author,
-                "explanation": "",
-                "created_at": time.time(),
-            },
-        )
+        row = {
+            "trajectory_id": trajectory.id,
+            "reward": trajectory.reward,
+            "components": to_json(dict(trajectory.components)),
+            "author": author,
+            "explanation": "",
+            "created_at": time.time(),
+        }
+        _INSERT_SCORE.execute(connection, [row])
 
 
 def _exists(connection: Connection, trajectory_id: str) -> bool:

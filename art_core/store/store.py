@@ -24,7 +24,7 @@ from art_core.store.feedback import check_feedback, insert_feedback, read_feedba
 from art_core.store.packing import to_json
 from art_core.store.records import Feedback, FeedbackKind, Score, TrainedStep
 from art_core.store.runs import RunRecords
-from art_core.store.saving import save_group, save_score, save_trajectory
+from art_core.store.saving import save_group, save_score, save_trajectories
 from art_core.store.schema import groups, scenarios, trajectories
 from art_core.store.sink import StoreSink
 from art_core.store.trained import read_trained
@@ -92,7 +92,7 @@ class Store(RunRecords):
         """Keep a trajectory that ran elsewhere (an import, another process), or what is new about one."""
         self._write(
             f"saving trajectory {trajectory.id}",
-            lambda connection: save_trajectory(connection, trajectory, run_id),
+            lambda connection: save_trajectories(connection, [trajectory], run_id),
             run_id,
         )
 

@@ -1,15 +1,26 @@
 """The store in one process: what is written comes back, and what is refused says why."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.trajectories import a_step, a_trajectory
+from sqlalchemy import event
 
 from art_core.errors import RewardError, StoreError, UnknownTrajectoryError
 from art_core.recording import Rollout
 from art_core.store import RunState, Store
-from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, StepTokens, TrajectoryGroup
+from art_core.types import (
+    Failure,
+    PolicyVersion,
+    RolloutStatus,
+    Scenario,
+    Span,
+    StepTokens,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 
 @pytest.fixture
@@ -100,6 +111,28 @@ def test_saving_adds_what_a_recorded_rollout_lacks(store: Store) -> None:
     store.save_trajectory(scored)
     assert store.trajectory(rollout.id) == scored
     assert [s.reward for s in store.scores(rollout.id)] == [0.5]
+
+
+@pytest.mark.parametrize("size", [2, 20])
+def test_a_groups_members_are_looked_up_together_and_only_what_is_new_of_them_is_written(
+    store: Store, size: int
+) -> None:
+    def played(number: int) -> Trajectory:
+        rollout = Rollout(Scenario("s"), sink=store.sink(), rollout_id=f"t-{number}", group_id="g-1")
+        rollout.record(a_step(rollout.id))
+        rollout.add_span(Span(id=f"r-{number}", kind="tool", name="search", started_at=1.0, duration=2.0))
+        return rollout.finish(0.5)
+
+    first, second, *others = map(played, range(size))
+    longer = replace(first, steps=(*first.steps, a_step(first.id, 1)))
+    rescored = second.with_reward(1.0)
+    statements: list[str] = []
+    event.listen(store._engine, "before_cursor_execute", lambda *about: statements.append(about[2]))
+    store.save_group(TrajectoryGroup(Scenario("s"), (longer, rescored, *others, longer), "g-1"))
+    assert sum(statement.startswith("SELECT") for statement in statements) == 3  # rewards, steps, spans
+    assert {t.id: t for t in store.group("g-1")} == {t.id: t for t in (longer, rescored, *others)}
+    assert [s.reward for s in store.scores(rescored.id)] == [0.5, 1.0]
+    assert [s.reward for s in store.scores(longer.id)] == [0.5]
 
 
 def test_a_step_that_arrives_after_the_end_is_kept(store: Store) -> None:
