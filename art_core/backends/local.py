@@ -38,6 +38,8 @@ class LocalBackend:
 
     Args:
         root: directory of the record and the checkpoints.
+        store_url: a database for the record in place of a file in ``root``, as in
+            ``postgresql://user@host/name``; it is one project's. The command line reads it with ``--url``.
         engine: how to serve, in full; or give its settings as keywords (`EngineConfig` documents each).
         parallel: train in processes of their own, one or several, each with a GPU; None: in this one.
         keep_checkpoints: which checkpoints stay on disk: that many of the newest, or a `RetentionConfig`.
@@ -52,6 +54,7 @@ class LocalBackend:
         self,
         *,
         root: Path | str = ".art",
+        store_url: str | None = None,
         engine: EngineConfig | None = None,
         parallel: ParallelConfig | None = None,
         keep_checkpoints: int | RetentionConfig = 3,
@@ -68,6 +71,7 @@ class LocalBackend:
             )
         self.sinks = as_sinks(sinks)
         self.root = Path(root)
+        self.store_url = store_url
         self.engine_config = engine or EngineConfig(**settings)
         self.parallel = parallel
         self.keep_checkpoints = (
@@ -123,7 +127,7 @@ class LocalBackend:
             TrainerProcessError: a process that is to train did not come up.
         """
         check_weights(config, self.engine_config, self.parallel)
-        store = Store.open(config.project, self.root)
+        store = Store.open(config.project, self.root, url=self.store_url)
         trainer: Trainer | TrainerProcesses | None = None
         try:
             placement = make_placement(self.parallel, self.engine_config)

@@ -42,7 +42,7 @@ Url: TypeAlias = Annotated[
     typer.Option(
         "--url",
         envvar="ART_STORE_URL",
-        help="A database in place of a directory, as in postgresql://user@host/name.",
+        help="A database in place of a directory, as given to LocalBackend(store_url=...).",
         rich_help_panel=PANEL,
         show_default=False,
     ),

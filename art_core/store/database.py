@@ -4,7 +4,8 @@ Invariant: an engine that `open_database` returns leads to a database of the ask
 newest revision; whatever stands against that is a `StoreError` that says what to do, and a database
 that is refused is left as it was.
 
-All that is particular to SQLite is in this module.
+All that is particular to a database is in this module. On each of them one transaction writes at a time, so
+that rows become visible in the order of their ``seq``, and a reader sees one state.
 """
 
 import time
@@ -25,6 +26,10 @@ BUSY_TIMEOUT = 30.0
 """Seconds to wait for another process that is writing."""
 
 _WRITING = "art_writing"
+
+_WRITERS = (
+    0x617274  # the advisory lock of whoever writes ("art"); one in each database of a PostgreSQL server
+)
 
 _MOST_KNOWN = 20_000  # keys that a connection remembers, about 3 MB
 
@@ -152,6 +157,7 @@ _MEANINGS = {
     "disk is full": f"the disk is full; free some space: {_KEPT}",
     "disk I/O error": f"the disk cannot be written or read; look at it: {_KEPT}",
     "database is locked": f"another process keeps writing and lets no one else in; end it: {_KEPT}",
+    "lock timeout": f"another process keeps writing and lets no one else in; end it: {_KEPT}",
     "readonly database": f"the file may not be written; give this user the right to: {_KEPT}",
     "unable to open database file": "the file cannot be opened; check that its directory exists and may be "
     "written",
@@ -168,7 +174,9 @@ def _engine(url: str | URL) -> Engine:
         if url.get_backend_name() not in ("sqlite", "postgresql"):
             raise StoreError(f"a store lives in SQLite or PostgreSQL, not in {url.get_backend_name()!r}")
         if url.get_backend_name() == "postgresql":
-            return create_engine(url, pool_pre_ping=True)
+            engine = create_engine(url, pool_pre_ping=True)
+            event.listen(engine, "begin", _begin_postgresql)
+            return engine
         engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT, "isolation_level": None})
     except (NoSuchModuleError, ModuleNotFoundError) as missing:
         driver = getattr(missing, "name", None)
@@ -201,6 +209,15 @@ def _begin_sqlite(connection: Connection) -> None:
     # A writer that began as a reader could not wait for another writer: it would fail at once.
     mode = "IMMEDIATE" if connection.get_execution_options().get(_WRITING) else "DEFERRED"
     connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _begin_postgresql(connection: Connection) -> None:
+    if not connection.get_execution_options().get(_WRITING):
+        connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        return
+    connection.exec_driver_sql(f"SET LOCAL lock_timeout = {1000 * BUSY_TIMEOUT:.0f}")
+    # It ends with the transaction, also of a process that was killed.
+    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITERS})")
 
 
 def _revision(connection: Connection, project: str) -> str | None:

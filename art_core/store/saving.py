@@ -33,8 +33,8 @@ from art_core.types import RolloutStatus, Trajectory, TrajectoryGroup
 _UPDATE = Prepared(lambda _: update(trajectories).where(trajectories.c.id == bindparam("saved")))
 
 
-def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, run_id: str | None) -> str:
-    """Write a group and return its id."""
+def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, run_id: str | None) -> None:
+    """Write a group."""
     scenario = codec.scenario_row(group.scenario)
     insert_scenario(connection, scenario)
     insert_group(connection, group_id, run_id, scenario)
@@ -45,7 +45,6 @@ def save_group(connection: Connection, group: TrajectoryGroup, group_id: str, ru
     ]
     if places:
         _UPDATE.execute(connection, places)
-    return group_id
 
 
 def save_trajectories(connection: Connection, members: Sequence[Trajectory], run_id: str | None) -> None:

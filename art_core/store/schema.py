@@ -18,9 +18,10 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     Table,
-    Text,
     UniqueConstraint,
 )
+
+from art_core.store.free_text import FreeText
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every revision that this code can read or migrate from, oldest first; the last one is the tables below."""
@@ -42,29 +43,31 @@ _Sequence = BigInteger().with_variant(Integer, "sqlite")
 alembic_version = Table(
     "alembic_version",
     MetaData(),  # alembic's own table: it stays out of what alembic compares
-    Column("version_num", Text, primary_key=True),
+    Column("version_num", FreeText, primary_key=True),
 )
 
-store_info = Table("store_info", metadata, Column("key", Text, primary_key=True), Column("value", Text))
+store_info = Table(
+    "store_info", metadata, Column("key", FreeText, primary_key=True), Column("value", FreeText)
+)
 
 runs = Table(
     "runs",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("model", Text, nullable=False),
-    Column("config", Text, nullable=False),
+    Column("id", FreeText, nullable=False, unique=True),
+    Column("model", FreeText, nullable=False),
+    Column("config", FreeText, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("ended_at", Double),
-    Column("state", Text, nullable=False),
-    Column("continues", Text),  # the run whose policy it went on from
+    Column("state", FreeText, nullable=False),
+    Column("continues", FreeText),  # the run whose policy it went on from
 )
 
 scenarios = Table(
     "scenarios",
     metadata,
     Column("digest", LargeBinary, primary_key=True),  # of the whole content: ids may be used twice
-    Column("scenario_id", Text, nullable=False, index=True),
+    Column("scenario_id", FreeText, nullable=False, index=True),
     Column("body", LargeBinary, nullable=False),
 )
 
@@ -72,8 +75,8 @@ groups = Table(
     "groups",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("run_id", Text, ForeignKey("runs.id"), index=True),
+    Column("id", FreeText, nullable=False, unique=True),
+    Column("run_id", FreeText, ForeignKey("runs.id"), index=True),
     Column("scenario", LargeBinary, ForeignKey("scenarios.digest"), nullable=False),
     Column("created_at", Double, nullable=False),
 )
@@ -82,20 +85,20 @@ trajectories = Table(
     "trajectories",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("run_id", Text, ForeignKey("runs.id"), index=True),
-    Column("group_id", Text, ForeignKey("groups.id"), index=True),
+    Column("id", FreeText, nullable=False, unique=True),
+    Column("run_id", FreeText, ForeignKey("runs.id"), index=True),
+    Column("group_id", FreeText, ForeignKey("groups.id"), index=True),
     Column("group_position", Integer),
     Column("scenario", LargeBinary, ForeignKey("scenarios.digest"), nullable=False, index=True),
-    Column("status", Text, nullable=False),
+    Column("status", FreeText, nullable=False),
     Column("reward", Double),
-    Column("components", Text, nullable=False),
-    Column("step_rewards", Text, nullable=False),
-    Column("node_rewards", Text, nullable=False),
-    Column("metrics", Text, nullable=False),
-    Column("metadata", Text, nullable=False),
-    Column("faults", Text, nullable=False),
-    Column("failure", Text),
+    Column("components", FreeText, nullable=False),
+    Column("step_rewards", FreeText, nullable=False),
+    Column("node_rewards", FreeText, nullable=False),
+    Column("metrics", FreeText, nullable=False),
+    Column("metadata", FreeText, nullable=False),
+    Column("faults", FreeText, nullable=False),
+    Column("failure", FreeText),
     Column("started_at", Double, nullable=False),
     Column("duration", Double),
     Column("policy_number", Integer),  # the newest that answered in it
@@ -113,25 +116,25 @@ steps = Table(
     "steps",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("rollout_id", Text, ForeignKey("trajectories.id"), nullable=False),
-    Column("call_id", Text, nullable=False),
+    Column("id", FreeText, nullable=False, unique=True),
+    Column("rollout_id", FreeText, ForeignKey("trajectories.id"), nullable=False),
+    Column("call_id", FreeText, nullable=False),
     Column("choice", Integer, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("policy_model", Text),
+    Column("model", FreeText, nullable=False),
+    Column("policy_model", FreeText),
     Column("policy_number", Integer),
-    Column("node", Text),
-    Column("identity", Text, nullable=False),
+    Column("node", FreeText),
+    Column("identity", FreeText, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("duration", Double, nullable=False),
     Column("messages", LargeBinary, nullable=False),  # digests of contents, one per message
     Column("tools", LargeBinary, nullable=False),  # digest of the list, or nothing
-    Column("sampling", Text, nullable=False),
+    Column("sampling", FreeText, nullable=False),
     Column("response", LargeBinary),
-    Column("finish_reason", Text),
-    Column("usage", Text, nullable=False),
-    Column("untrainable", Text),
-    Column("error", Text),
+    Column("finish_reason", FreeText),
+    Column("usage", FreeText, nullable=False),
+    Column("untrainable", FreeText),
+    Column("error", FreeText),
     Column("prompt_blocks", LargeBinary),  # digests of the prompt's whole blocks
     Column("prompt_tokens", LargeBinary),  # what follows them
     Column("completion_tokens", LargeBinary),
@@ -145,7 +148,7 @@ spans = Table(
     "spans",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("rollout_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("rollout_id", FreeText, ForeignKey("trajectories.id"), nullable=False, index=True),
     Column("body", LargeBinary, nullable=False),  # a list of spans: those of the rollout's end, or later ones
 )
 
@@ -153,19 +156,19 @@ graphs = Table(
     "graphs",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("run_id", Text, ForeignKey("runs.id"), index=True),
-    Column("body", Text, nullable=False),  # nodes and edges of a graph that its rollouts ran
+    Column("run_id", FreeText, ForeignKey("runs.id"), index=True),
+    Column("body", FreeText, nullable=False),  # nodes and edges of a graph that its rollouts ran
 )
 
 scores = Table(
     "scores",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("trajectory_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("trajectory_id", FreeText, ForeignKey("trajectories.id"), nullable=False, index=True),
     Column("reward", Double, nullable=False),
-    Column("components", Text, nullable=False),
-    Column("author", Text, nullable=False),
-    Column("explanation", Text, nullable=False),
+    Column("components", FreeText, nullable=False),
+    Column("author", FreeText, nullable=False),
+    Column("explanation", FreeText, nullable=False),
     Column("created_at", Double, nullable=False),
 )
 
@@ -173,12 +176,12 @@ feedback = Table(
     "feedback",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("trajectory_id", Text, ForeignKey("trajectories.id"), nullable=False, index=True),
-    Column("kind", Text, nullable=False),
+    Column("trajectory_id", FreeText, ForeignKey("trajectories.id"), nullable=False, index=True),
+    Column("kind", FreeText, nullable=False),
     Column("value", Double, nullable=False),
-    Column("author", Text, nullable=False),
-    Column("comment", Text, nullable=False),
-    Column("over", Text, ForeignKey("trajectories.id")),
+    Column("author", FreeText, nullable=False),
+    Column("comment", FreeText, nullable=False),
+    Column("over", FreeText, ForeignKey("trajectories.id")),
     Column("created_at", Double, nullable=False),
 )
 
@@ -186,9 +189,9 @@ trained_steps = Table(
     "trained_steps",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("run_id", FreeText, ForeignKey("runs.id"), nullable=False),
     Column("train_step", Integer, nullable=False),
-    Column("step_id", Text, ForeignKey("steps.id"), nullable=False),
+    Column("step_id", FreeText, ForeignKey("steps.id"), nullable=False),
     Column("advantage", Double, nullable=False),
     Column("ratio", LargeBinary, nullable=False),  # float32 for each sampled token, NaN where unknown
     Column("trained", LargeBinary, nullable=False),  # a byte for each sampled token
@@ -200,9 +203,9 @@ metrics = Table(
     "metrics",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("run_id", Text, ForeignKey("runs.id"), nullable=False),
+    Column("run_id", FreeText, ForeignKey("runs.id"), nullable=False),
     Column("step", Integer, nullable=False),
-    Column("name", Text, nullable=False),
+    Column("name", FreeText, nullable=False),
     Column("value", Double),  # NULL is NaN, which SQLite cannot hold
     Column("created_at", Double, nullable=False),
     UniqueConstraint("run_id", "step", "name"),
@@ -212,11 +215,11 @@ metrics = Table(
 policy_versions = Table(
     "policy_versions",
     metadata,
-    Column("model", Text, primary_key=True),
+    Column("model", FreeText, primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("run_id", Text, ForeignKey("runs.id")),
-    Column("adapter_dir", Text),
-    Column("metadata", Text, nullable=False),
+    Column("run_id", FreeText, ForeignKey("runs.id")),
+    Column("adapter_dir", FreeText),
+    Column("metadata", FreeText, nullable=False),
     Column("created_at", Double, nullable=False),
 )
 
@@ -224,10 +227,10 @@ events = Table(
     "events",
     metadata,
     Column("seq", _Sequence, primary_key=True),
-    Column("run_id", Text, ForeignKey("runs.id")),
-    Column("kind", Text, nullable=False),
-    Column("message", Text, nullable=False),
-    Column("data", Text, nullable=False),
+    Column("run_id", FreeText, ForeignKey("runs.id")),
+    Column("kind", FreeText, nullable=False),
+    Column("message", FreeText, nullable=False),
+    Column("data", FreeText, nullable=False),
     Column("created_at", Double, nullable=False),
     Index("ix_events_run_id_kind", "run_id", "kind"),
 )

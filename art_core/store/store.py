@@ -9,11 +9,11 @@ reading goes straight to the database and may happen in any thread and in any ot
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Connection, select
 
 from art_core.errors import StoreError, UnknownTrajectoryError
 from art_core.recording import Sink, new_id
@@ -81,12 +81,21 @@ class Store(RunRecords):
         Returns:
             The group's id; a new one where the group has none.
         """
-        group_id = group.id or new_id("g")
-        return self._write(
-            f"saving group {group_id}",
-            lambda connection: save_group(connection, group, group_id, run_id),
-            run_id,
-        )
+        return self.save_groups([group], run_id=run_id)[0]
+
+    def save_groups(self, groups: Sequence[TrajectoryGroup], *, run_id: str | None = None) -> list[str]:
+        """`save_group` for several, of which all are kept or, if one cannot be, none; returns their ids."""
+        ids = [group.id or new_id("g") for group in groups]
+
+        def apply(connection: Connection) -> None:
+            for group, group_id in zip(groups, ids, strict=True):
+                save_group(connection, group, group_id, run_id)
+
+        if ids:
+            # In one transaction: each waits for whoever else is writing, as worker processes are.
+            others = f" and {len(ids) - 1} more" if ids[1:] else ""
+            self._write(f"saving group {ids[0]}{others}", apply, run_id)
+        return ids
 
     def save_trajectory(self, trajectory: Trajectory, *, run_id: str | None = None) -> None:
         """Keep a trajectory that ran elsewhere (an import, another process), or what is new about one."""
