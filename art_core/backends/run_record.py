@@ -89,7 +89,8 @@ class RunRecord:
 
     def keep_groups(self, groups: Sequence[TrajectoryGroup]) -> list[TrajectoryGroup]:
         """Keep groups as they were scored; they come back with the ids under which the store knows them."""
-        return [replace(g, id=self._store.save_group(g, run_id=self._run)) for g in groups]
+        ids = self._store.save_groups(groups, run_id=self._run)
+        return [replace(group, id=id_) for group, id_ in zip(groups, ids, strict=True)]
 
     def trained(
         self,

@@ -113,6 +113,17 @@ def test_saving_adds_what_a_recorded_rollout_lacks(store: Store) -> None:
     assert [s.reward for s in store.scores(rollout.id)] == [0.5]
 
 
+def test_several_groups_are_kept_all_or_none(store: Store) -> None:
+    whole = [TrajectoryGroup(Scenario(f"s{n}"), (a_trajectory(f"t-{n}"),)) for n in range(3)]
+    bad = replace(a_trajectory("t-3"), metadata={"value": {(1, 2): 3}})
+    with pytest.raises(StoreError, match="trajectory t-3 cannot be recorded"):
+        store.save_groups([replace(whole[0], id="g-x"), *whole[1:], TrajectoryGroup(Scenario("s"), (bad,))])
+    assert list(store.trajectories()) == []
+    ids = store.save_groups(whole)
+    assert [[t.id for t in store.group(group_id)] for group_id in ids] == [["t-0"], ["t-1"], ["t-2"]]
+    assert store.save_groups([]) == []
+
+
 @pytest.mark.parametrize("size", [2, 20])
 def test_a_groups_members_are_looked_up_together_and_only_what_is_new_of_them_is_written(
     store: Store, size: int
