@@ -22,6 +22,7 @@ from art_core.learning import LearningStep
 from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph import Workers, agather
 from benchmarks.environment import told
+from benchmarks.two_gpus_cpu import CpuWatch
 from examples.tic_tac_toe.demo import AGENTS, HELD_OUT, outcomes, random_player_conversations
 
 STALENESS = {"shared": 0, "resident": 0, "apart0": 0, "overlap1": 1, "overlap4": 4}
@@ -98,7 +99,7 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         held_out = [opponent(HELD_OUT + i) for i in range(8 if args.small else 500)]
         before = score(await play(held_out, 1, "greedy"))
         steps: list[dict[str, Any]] = []
-        with GpuWatch() as watch:
+        with GpuWatch() as watch, CpuWatch() as cpu:
             began = time.perf_counter()
 
             def keep(step: LearningStep) -> None:
@@ -121,6 +122,7 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         "games_per_second": sum(s["games"] for s in steps) / learned.seconds,
         "trainer_idle_share": learned.trainer_idle,
         "gpu_idle_share": watch.idle,
+        "cores_used": cpu.cores,
         "dropped_groups": learned.dropped,
         "staleness_mean": fmean(s["staleness_mean"] for s in steps),
         "ready_seconds": ready,
