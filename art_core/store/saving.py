@@ -12,7 +12,7 @@ from typing import Self
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from art_core.errors import RewardError
+from art_core.errors import RewardError, StoreError
 from art_core.store import codec
 from art_core.store.packing import clean_text
 from art_core.store.prepared import Prepared
@@ -96,6 +96,13 @@ def _save(connection: Connection, member: Trajectory, run_id: str | None, known:
         _UPDATE.execute(connection, [row | {"saved": member.id}])
     recorded, traced = known.steps[member.id], known.spans[member.id]
     if missing := [step for step in member.steps if step.id not in recorded]:
+        for step in missing:
+            if step.rollout_id != member.id:
+                raise StoreError(
+                    f"step {step.id} of trajectory {member.id} says that it is of {step.rollout_id!r}; a "
+                    "step belongs to one rollout: give it that one's id, as in "
+                    "dataclasses.replace(step, rollout_id=trajectory.id)"
+                )
         insert_steps(connection, [codec.encode_step(step) for step in missing])
         recorded.update(step.id for step in missing)
     if new := [span for span in member.spans if span.id not in traced]:

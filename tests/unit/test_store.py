@@ -113,6 +113,17 @@ def test_saving_adds_what_a_recorded_rollout_lacks(store: Store) -> None:
     assert [s.reward for s in store.scores(rollout.id)] == [0.5]
 
 
+@pytest.mark.parametrize("of", ["", "t-other"])
+def test_a_step_of_another_rollout_is_refused_and_the_way_out_is_said(store: Store, of: str) -> None:
+    store.save_trajectory(a_trajectory("t-other"))
+    stray = replace(a_step("t-1"), rollout_id=of)
+    wrong = replace(a_trajectory("t-1"), steps=(stray,))
+    with pytest.raises(StoreError, match=rf"trajectory t-1 says that it is of '{of}'.*give it that one's id"):
+        store.save_group(TrajectoryGroup(Scenario("s"), (wrong,)))
+    assert [t.id for t in store.trajectories()] == ["t-other"]
+    assert store.trajectory("t-other") == a_trajectory("t-other")
+
+
 def test_several_groups_are_kept_all_or_none(store: Store) -> None:
     whole = [TrajectoryGroup(Scenario(f"s{n}"), (a_trajectory(f"t-{n}"),)) for n in range(3)]
     bad = replace(a_trajectory("t-3"), metadata={"value": {(1, 2): 3}})

@@ -3,9 +3,9 @@
 import multiprocessing
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -203,8 +203,10 @@ def test_a_url_that_leads_nowhere_is_refused_without_showing_its_password(url: s
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.skipif(find_spec("psycopg") is not None, reason="psycopg is installed")
-def test_the_driver_that_postgresql_needs_is_named_with_the_command_that_gets_it() -> None:
+def test_the_driver_that_postgresql_needs_is_named_with_the_command_that_gets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)  # as if it were not installed
     with pytest.raises(
         StoreError, match=r"driver is not installed.*pip install 'psycopg\[binary\]'"
     ) as refused:
