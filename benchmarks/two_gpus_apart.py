@@ -165,6 +165,8 @@ def described(step: LearningStep, at: float) -> dict[str, Any]:
         "dropped": step.dropped,
         "wait_seconds": step.wait_seconds,
         "train_seconds": step.train_seconds,
+        "inside_seconds": metrics["seconds"],  # of it, what the trainer's process took
+        "tree_nodes": metrics["tree_nodes"],
     }
 
 
