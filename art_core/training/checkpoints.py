@@ -76,12 +76,12 @@ class Resumable(Protocol):
         """What it trains."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that the next update depends on, beside the adapter and the configuration."""
+    def save_state(self, path: Path, generators: Mapping[str, Any]) -> None:
+        """Write everything that the next update depends on, beside the adapter and the configuration."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` said."""
+        """Go on from what `save_state` wrote."""
         ...
 
 
@@ -256,9 +256,7 @@ def fork(directory: Path, root: Path) -> Path:
 def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, Any]) -> None:
     with trainer.policy.lock:
         trainer.policy.save_weights(scratch / (MODEL if trainer.policy.lora is None else ADAPTER))
-        training = {"trainer": trainer.state_dict(), "generators": _generators()}
-        with (scratch / TRAINING_STATE).open("wb") as out:
-            torch.save(training, out)
+        trainer.save_state(scratch / TRAINING_STATE, _generators())
     files = sorted(p for p in scratch.rglob("*") if p.is_file())
     manifest = {
         "format": FORMAT,

@@ -8,7 +8,8 @@ passes the guardrails becomes one step of the optimizer.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from art_core.selection import Train
 from art_core.training.batch import Batch, Minibatch, minibatch, prepare, tree_metrics
 from art_core.training.coefficients import Coefficients
 from art_core.training.figures import memory_metrics, mix_metrics, update_metrics
-from art_core.training.footprint import Foresight, found_budget
+from art_core.training.footprint import found_budget
 from art_core.training.guardrails import Guardrails, TrainEvent
+from art_core.training.keeping import Keeping
 from art_core.training.memory import EFFICIENT, TokenBudget
 from art_core.training.optimizer import Optimizer, scheduled_rate
 from art_core.training.paths import PathChoice
@@ -68,18 +70,15 @@ class Trainer:
         self.policy = policy
         self.config = config
         self.ranks: Ranks = ranks or Alone()
+        self._keeping = Keeping(policy, self.ranks, config.gradient_checkpointing)
         self.budget = TokenBudget(
             self._token_budget(),
             self.ranks,
             policy.trainable_parameters(),
             lambda: policy.path,
-            self._relieve_memory,
+            self._keeping.relieve,
             self._foresee,
         )
-        foreseen = self.ranks.sharded and policy.device.type == "cuda"
-        self._foresight = Foresight(policy, self.ranks) if foreseen else None
-        self._short_of_memory = False
-        self._set_checkpointing()
         self._paths = PathChoice(policy, config.path, self.ranks)
         self.generator = torch.Generator().manual_seed(seed)
         self.optimizer = self._new_optimizer()
@@ -107,32 +106,13 @@ class Trainer:
         self._foresee(EFFICIENT)
         return found_budget(self.policy, self.ranks, self.optimizer.bytes_to_come)
 
+    def _foresee(self, places: int) -> str | None:
+        return self._keeping.foresee(places, self.optimizer.bytes_to_come)
+
     def _take_path(self, minibatches: Sequence[Minibatch]) -> None:
         """Let the policy take the path on which these go fastest."""
         if minibatches:
             self.policy.path = self._paths.of([m.tree for m in minibatches])
-
-    def _set_checkpointing(self) -> None:
-        if self.config.gradient_checkpointing != "auto":
-            self.policy.gradient_checkpointing = self.config.gradient_checkpointing
-        elif self.ranks.sharded:
-            # A model is sharded because memory is short, and a pass that runs out of it cannot be made again.
-            self.policy.gradient_checkpointing = True
-
-    def _foresee(self, places: int) -> str | None:
-        """Keep all that a sharded model's passes compute while they fit; says what ends that."""
-        if self._foresight is None or self.config.gradient_checkpointing != "auto" or self._short_of_memory:
-            return None
-        kept_all = not self.policy.gradient_checkpointing
-        self._short_of_memory = not self._foresight.fits(places, self.optimizer.bytes_to_come)
-        self.policy.gradient_checkpointing = self._short_of_memory
-        return "gradient checkpointing switched on" if kept_all and self._short_of_memory else None
-
-    def _relieve_memory(self) -> str | None:
-        if self.config.gradient_checkpointing != "auto" or self.policy.gradient_checkpointing:
-            return None
-        self.policy.gradient_checkpointing = True
-        return "gradient checkpointing switched on"
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on, beside the adapter and the configuration."""
@@ -143,6 +123,11 @@ class Trainer:
             "coefficients": self.coefficients.state_dict(),
             "guardrails": self.guardrails.state_dict(),
         }
+
+    def save_state(self, path: Path, generators: Mapping[str, Any]) -> None:
+        """Write `state_dict`, and the random generators of whoever calls, for `checkpoints`."""
+        with path.open("wb") as out:
+            torch.save({"trainer": self.state_dict(), "generators": dict(generators)}, out)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` said."""
@@ -159,7 +144,7 @@ class Trainer:
             self.budget.reset(self._token_budget())
         if config.path != before.path:
             self._paths = PathChoice(self.policy, config.path, self.ranks)
-        self._set_checkpointing()
+        self._keeping.want(config.gradient_checkpointing)
         self.guardrails.config = config.guardrails
         for optimizer in (self.optimizer, self.sft_optimizer):
             optimizer.reconfigure(weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm)

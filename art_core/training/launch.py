@@ -179,6 +179,10 @@ class TrainerProcesses:
         """Everything that the next update depends on, beside the adapter and the configuration."""
         return torch.load(io.BytesIO(self.call("state")), map_location="cpu", weights_only=True)
 
+    def save_state(self, path: Path, generators: Mapping[str, Any]) -> None:
+        """`Trainer.save_state`, by the first rank: what stays on this machine need not pass through here."""
+        self.call("save_state", path, dict(generators))
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` said."""
         written = io.BytesIO()

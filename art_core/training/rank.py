@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -189,6 +189,11 @@ class Serving:
         written = io.BytesIO()
         torch.save(self._trainer.state_dict(), written)
         return written.getvalue()
+
+    def save_state(self, path: Path, generators: Mapping[str, Any]) -> None:
+        """`Trainer.save_state`, once."""
+        if not self._ranks.rank:
+            self._trainer.save_state(path, generators)
 
     def load_state(self, state: bytes) -> None:
         """Go on from a state."""

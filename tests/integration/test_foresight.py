@@ -66,7 +66,7 @@ def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def trainer(model: Path, ranks: Alone) -> Trainer:
     """As on a GPU, whose memory can be foreseen."""
     found = Trainer(tiny_policy(model, model / "no-faults")("cpu"), CONFIG, ranks=ranks)
-    found._foresight = Foresight(found.policy, ranks)  # type: ignore[attr-defined]
+    found._keeping._foresight = Foresight(found.policy, ranks)  # type: ignore[attr-defined]
     return found
 
 
