@@ -2,7 +2,8 @@
 
 The run lives in forks of this process, which has the model loaded: each life begins within milliseconds.
 It writes a checkpoint after every step, and begins from the newest one. With KILLS > 0 each life
-is ended by SIGKILL at a random moment; the last one runs to the end.
+is ended by SIGKILL at a random moment, at the latest after two checkpoints, so that steps are left for all
+lives however unevenly the machine runs; the last one runs to the end.
 """
 
 import os
@@ -21,6 +22,8 @@ from art_core.training.peft_policy import PeftPolicy
 from art_core.types import TrajectoryGroup
 
 STEPS = 60
+MOST = 2
+"""Checkpoints in a life that is to be killed."""
 CONFIG = TrainConfig(
     learning_rate=1e-2,
     groups_per_update=1,
@@ -59,7 +62,8 @@ def live(trainer: Trainer, directory: Path) -> None:
 
 
 def in_a_fork(trainer: Trainer, directory: Path, seconds: float | None) -> bool:
-    """A life of its own process; whether it was killed, which happens after ``seconds``."""
+    """A life of its own process; whether it was killed, which happens after ``seconds`` or `MOST` steps."""
+    before = len(checkpoints.list_checkpoints(directory))
     child = os.fork()
     if child == 0:
         try:
@@ -69,7 +73,9 @@ def in_a_fork(trainer: Trainer, directory: Path, seconds: float | None) -> bool:
             os._exit(1)
         os._exit(0)
     if seconds is not None:
-        time.sleep(seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and len(checkpoints.list_checkpoints(directory)) < before + MOST:
+            time.sleep(0.002)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status) and os.WEXITSTATUS(status):
@@ -90,7 +96,7 @@ def main(model: str, directory: Path, kills: int) -> None:
             raise SystemExit(f"the run ended after {len(at)} kills")
         at.append(len(checkpoints.list_checkpoints(directory)))
         # About a step and a half a life, however fast this machine is today.
-        seconds *= 1.3 if at[-1] == before else 0.8 if at[-1] > before + 2 else 1.0
+        seconds *= 1.3 if at[-1] == before else 0.8 if at[-1] >= before + MOST else 1.0
     in_a_fork(trainer, directory, None)
     print(*at)
 
