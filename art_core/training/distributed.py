@@ -128,8 +128,8 @@ def shard(policy: Policy, device: torch.device) -> None:
     """
     if isinstance(policy, UnslothPolicy):
         raise ConfigError(
-            "strategy='fsdp2' shards a model whose layers run as modules; Unsloth's kernels read weights "
-            "past them: use strategy='ddp', or TrainConfig(policy='peft')"
+            "strategy='fsdp2' gathers weights for transformers' modules and for our own kernels; Unsloth's "
+            "read them past both: use strategy='ddp', or TrainConfig(policy='peft')"
         )
     if policy.lora is None:
         raise ConfigError(

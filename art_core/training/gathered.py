@@ -30,7 +30,7 @@ class Gathered:
 
     def __init__(self, layers: Sequence[Any]) -> None:
         self._layers = layers
-        self.sharded = any(isinstance(layer, FSDPModule) for layer in layers)
+        self._sharded = any(isinstance(layer, FSDPModule) for layer in layers)
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -43,17 +43,17 @@ class Gathered:
         """What a layer's attention multiplies scores by."""
         return self._layers[number].self_attn.scaling
 
-    def hold(self, number: int, following: int | None = None) -> None:
-        """Gather a layer, and begin with the one that follows; numbers outside the decoder are no layer."""
-        if not self.sharded:
+    def hold(self, number: int, following: int) -> None:
+        """Gather a layer, and begin with the next one that is used; beyond the ends there is none."""
+        if not self._sharded:
             return
         self._layers[number].unshard()
-        if following is not None and 0 <= following < len(self._layers):
+        if 0 <= following < len(self._layers):
             self._layers[following].unshard(async_op=True)
 
     def release(self, number: int) -> None:
-        """Let go of what others hold of a layer."""
-        if self.sharded and 0 <= number < len(self._layers):
+        """Let go of what others hold of a layer; beyond the ends there is none."""
+        if self._sharded and 0 <= number < len(self._layers):
             self._layers[number].reshard()
 
     @contextmanager
@@ -67,5 +67,5 @@ class Gathered:
 
     def before_backward(self, of: Sequence[Tensor], work: Callable[[], None]) -> None:
         """Do something when the gradients of all these tensors are known, and nothing behind them has run."""
-        if self.sharded and torch.is_grad_enabled():
+        if self._sharded and torch.is_grad_enabled():
             register_multi_grad_hook(of, lambda _: work())

