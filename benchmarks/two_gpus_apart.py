@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -19,6 +20,7 @@ from art_core import (
     alearn,
 )
 from art_core.learning import LearningStep
+from art_core.store import Store
 from art_core.types import Scenario, TrajectoryGroup
 from art_langgraph import Workers, agather
 from benchmarks.environment import told
@@ -120,6 +122,7 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         "staleness": STALENESS[mode],
         "steps_per_minute": 60 * len(learned.steps) / learned.seconds,
         "games_per_second": sum(s["games"] for s in steps) / learned.seconds,
+        "phase_seconds": phases(args.scratch / mode, model, args.steps),
         "trainer_idle_share": learned.trainer_idle,
         "gpu_idle_share": watch.idle,
         "cores_used": cpu.cores,
@@ -130,6 +133,19 @@ async def measure(args: argparse.Namespace, mode: str) -> dict[str, Any]:
         "after": after,
         "steps": steps,
     }
+
+
+def phases(root: Path, model: TrainableModel, steps: int) -> dict[str, float]:
+    """Seconds of each phase of a step, as the record has them: means of the last steps."""
+    store = Store.open(model.config.project, root)
+    try:
+        run = store.runs()[-1].id
+        last = store.last_step(run)
+        timed = [m for m in store.metrics(run) if m.name.startswith("time/") and m.step > last - steps]
+    finally:
+        store.close()
+    names = {metric.name for metric in timed}
+    return {n.removeprefix("time/"): fmean(m.value for m in timed if m.name == n) for n in sorted(names)}
 
 
 def opponent(seed: int) -> Scenario:

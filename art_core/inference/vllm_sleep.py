@@ -7,8 +7,10 @@ Level 1 of vLLM's sleep mode keeps the weights in main memory and drops the KV c
 have come back changed without any error (vLLM issue 53888; seen on an H200: logprobs off by 0.59), which only
 their answers tell. The canary is a fixed prompt whose logprobs are read in two ways, because they run
 different kernels: those of the prompt (prefill), and those of one token forced again and again (decode).
-`remember` reads it a few times for each version before the server sleeps, `check` reads it again after it
-woke; what the readings mean is decided in `art_core.inference.vllm_canary`.
+`remember` reads it a few times for each version before the server sleeps for the first time with it, `check`
+reads it again whenever it woke; what the readings mean is decided in `art_core.inference.vllm_canary`.
+(A version's weights never change, so what it said first holds for all of the server's life. Reading it again
+each time would cost time, and make of a change too small to be seen the measure of the next.)
 """
 
 import uuid
@@ -56,6 +58,7 @@ class SleepCycle:
         self._longest = config.max_model_len - DECODED_TOKENS - 1
         self._prompt: list[int] = []
         self._before: dict[PolicyVersion, Reference] = {}
+        self._of: VLLMProcess | None = None
         self._asleep = False
 
     @property
@@ -65,13 +68,13 @@ class SleepCycle:
 
     @property
     def before(self) -> Mapping[PolicyVersion, Reference]:
-        """What each version said when it was last remembered."""
+        """What each version said when it was remembered."""
         return self._before
 
     async def remember(
         self, server: VLLMProcess, base: PolicyVersion, adapters: Iterable[PolicyVersion]
     ) -> None:
-        """Read the canaries of a server that takes requests.
+        """Read the canaries of a server that takes requests, of those versions that it has not told yet.
 
         Args:
             server: which.
@@ -81,11 +84,14 @@ class SleepCycle:
         Raises:
             EngineError: it does not answer them.
         """
-        alone = Reference.of(base, await self._read_often(server, base))
+        told = self._before if self._of is server and base in self._before else {}
+        alone = told.get(base) or Reference.of(base, await self._read_often(server, base))
         found = {base: alone}
         for version in adapters:
-            found[version] = Reference.of(version, await self._read_often(server, version), alone.reading)
-        self._before = found
+            found[version] = told.get(version) or Reference.of(
+                version, await self._read_often(server, version), alone.reading
+            )
+        self._before, self._of = found, server
 
     async def sleep(self, server: VLLMProcess) -> None:
         """Have an idle server give its memory away.

@@ -123,6 +123,29 @@ async def test_an_update_that_was_skipped_wakes_it_as_well(colocated: Callable[.
         assert (await it.chat(V1))["model"] == "agent@1"
 
 
+async def test_what_a_version_said_once_holds_until_the_server_is_another(
+    colocated: Callable[..., Any], tmp_path: Path
+):
+    async with colocated() as it:
+
+        async def cycle() -> list[str]:
+            seen = len(await it.acts())
+            await it.vllm.pause()
+            asleep = [act for act in (await it.acts())[seen:] if act.startswith("canary")]
+            await it.vllm.resume()
+            return asleep
+
+        assert await cycle() == [*["canary agent@0"] * READINGS, *["canary agent@1"] * READINGS]
+        assert await cycle() == []
+        await it.vllm.publish(V2, adapter(tmp_path / "a2", 2))
+        assert await cycle() == ["canary agent@2"] * READINGS
+        server = it.vllm._keeper.running()
+        server.process.kill()
+        await it.vllm.availability.alost(1)
+        assert it.vllm._keeper.running() is not server
+        assert len(await cycle()) == 3 * READINGS, "its kernels may add up otherwise"
+
+
 async def test_what_is_in_flight_ends_before_it_sleeps(colocated: Callable[..., Any]):
     async with colocated() as it:
         answers = [asyncio.create_task(it.chat(V1)) for _ in range(8)]
