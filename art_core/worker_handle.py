@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, RolloutFailedError
 from art_core.rollouts import Plan
 from art_core.types import Trajectory
 from art_core.worker_process import Begin, Broken, Cancel, Ended, Ready, Refused, Run, work
@@ -29,6 +29,9 @@ T = TypeVar("T")
 
 STOP_TIMEOUT = 10.0
 """Seconds that a process gets to end by itself."""
+
+LOOK_SECONDS = 1.0
+"""How often a process that has nothing to say is looked at."""
 
 
 class WorkerDiedError(Exception):
@@ -73,7 +76,20 @@ class WorkerHandle:
         return built
 
     async def run(self, job: int, plan: Plan) -> Trajectory:
-        """Run one rollout there."""
+        """Run one rollout there.
+
+        Raises:
+            WorkerDiedError: the process died over it.
+            RolloutFailedError: it cannot be sent there or back.
+            ArtError: it cannot be recorded there.
+        """
+        try:
+            run = Run(job, plan.rollout_id, pickle.dumps(plan))
+        except Exception as unpicklable:  # the user's inputs may hold anything
+            raise RolloutFailedError(
+                f"rollout {plan.rollout_id} of scenario {plan.scenario.id!r} cannot be sent to a worker "
+                f"process: {unpicklable}; inputs and metadata of its scenario must be picklable"
+            ) from unpicklable
         ended: Future[Trajectory] = _uncancellable()
         with self._lock:
             if not self.alive:
@@ -81,7 +97,7 @@ class WorkerHandle:
             self.running[plan.rollout_id] = ended
         waiting = asyncio.wrap_future(ended)
         try:
-            self.send(Run(job, plan))
+            self.send(run)
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             self.send(Cancel(plan.rollout_id))
@@ -121,6 +137,10 @@ class WorkerHandle:
     def _listen(self) -> None:
         while True:
             try:
+                # A child of its that lives on may hold the pipe open when the process itself has died.
+                while not self.pipe.poll(LOOK_SECONDS):
+                    if self.process.exitcode is not None and not self.pipe.poll():
+                        raise EOFError
                 message = self.pipe.recv()
             except (EOFError, OSError):
                 break
@@ -134,10 +154,8 @@ class WorkerHandle:
             case Broken(job, reason):
                 broken = ConfigError(f"worker {self.number} cannot begin: {reason}")
                 _settle(self._take(self.building, job), broken)
-            case Ended(trajectory):
-                _settle(self._take(self.running, trajectory.id), trajectory)
-            case Refused(rollout_id, error):
-                _settle(self._take(self.running, rollout_id), error)
+            case Ended(rollout_id, pickled) | Refused(rollout_id, pickled):
+                _settle(self._take(self.running, rollout_id), _unpickled(rollout_id, pickled))
             case _:
                 raise AssertionError(f"worker {self.number} sent {message!r}")
 
@@ -171,6 +189,17 @@ def _uncancellable() -> "Future[Any]":
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
+
+
+def _unpickled(rollout_id: str, pickled: bytes) -> object:
+    """What came of a rollout; many an error can be pickled and not unpickled."""
+    try:
+        return pickle.loads(pickled)
+    except Exception as unreadable:
+        return RolloutFailedError(
+            f"rollout {rollout_id} was sent back and cannot be read here: "
+            f"{type(unreadable).__name__}: {unreadable}"
+        )
 
 
 def _settle(future: "Future[Any] | None", outcome: object) -> None:

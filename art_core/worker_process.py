@@ -3,8 +3,8 @@
 Invariant: every `Run` is answered by one `Ended` or `Refused`, every `Begin` by one `Ready` or `Broken`.
 
 To the process: `Begin` for each job (a process that is kept gets several), then `Run` and `Cancel`, `Forget`
-when a job is over, and None at the end. What is pickled inside `Begin` is unpickled where a failure can be
-answered.
+when a job is over, and None at the end. What users had a part in is pickled inside a message, and unpickled
+where a failure can be answered.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
 from art_core.errors import ArtError, RolloutFailedError
 from art_core.rollouts import Agent, InProcess, Plan, Terms
-from art_core.types import Trajectory
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +50,11 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Run one rollout of a job."""
+    """Run one rollout of a job, by its pickled `Plan`."""
 
     job: int
-    plan: Plan
+    rollout_id: str
+    pickled: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +88,18 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rollout has ended."""
+    """A rollout has ended, with this pickled trajectory."""
 
-    trajectory: Trajectory
+    rollout_id: str
+    pickled: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The rollout could not even be recorded; the error is the parent's to raise."""
+    """The rollout could not even be recorded; the pickled error is the parent's to raise."""
 
     rollout_id: str
-    error: Exception
+    pickled: bytes
 
 
 def work(pipe: "Connection[Any, Any]") -> None:
@@ -114,6 +116,7 @@ class _Serving:
         self._runners: dict[int, InProcess] = {}
         self._rollouts: dict[str, asyncio.Task[None]] = {}
         self._builds: set[asyncio.Task[None]] = set()
+        self._jobs: set[int] = set()
         self._over = asyncio.Event()
 
     async def serve(self) -> None:
@@ -136,15 +139,18 @@ class _Serving:
     def _receive(self, message: object) -> None:
         match message:
             case Begin(job, pickled):
+                self._jobs.add(job)
                 build = asyncio.create_task(self._build(job, pickled))
                 self._builds.add(build)
                 build.add_done_callback(self._builds.discard)
-            case Run(job, plan):
-                self._rollouts[plan.rollout_id] = asyncio.create_task(self._run(job, plan))
+            case Run(job, rollout_id, pickled):
+                self._rollouts[rollout_id] = asyncio.create_task(self._run(job, rollout_id, pickled))
             case Cancel(rollout_id):
                 if (task := self._rollouts.get(rollout_id)) is not None:
-                    task.cancel()
+                    # Once it has begun: a task that is cancelled before that never runs, and answers nothing.
+                    asyncio.get_running_loop().call_soon(task.cancel)
             case Forget(job):
+                self._jobs.discard(job)
                 self._runners.pop(job, None)
             case _:
                 self._over.set()
@@ -156,28 +162,29 @@ class _Serving:
 
         try:
             # In a thread: a user's factory may run an event loop of its own.
-            self._runners[job] = await asyncio.to_thread(build)
+            runner = await asyncio.to_thread(build)
         except BaseException as broken:
             last = traceback.format_exception_only(broken)[-1].strip()
             self._send(Broken(job, last))
             return
+        if job in self._jobs:  # it may have been over before this
+            self._runners[job] = runner
         self._send(Ready(job))
 
-    async def _run(self, job: int, plan: Plan) -> None:
+    async def _run(self, job: int, rollout_id: str, pickled: bytes) -> None:
         try:
-            answer: Ended | Refused = Ended(await self._runners[job].run(plan))
+            plan: Plan = pickle.loads(pickled)
+            trajectory = await self._runners[job].run(plan)
+            try:
+                answer: Ended | Refused = Ended(rollout_id, pickle.dumps(trajectory))
+            except Exception as unpicklable:  # the user's metadata may hold anything
+                raise RolloutFailedError(f"rollout {rollout_id} cannot be sent back: {unpicklable}") from None
         except asyncio.CancelledError:
-            answer = Refused(plan.rollout_id, RolloutFailedError(f"rollout {plan.rollout_id} was cancelled"))
-        except ArtError as error:
-            answer = Refused(plan.rollout_id, error)
-        except Exception as error:  # others' exceptions may not survive the pipe
-            answer = Refused(plan.rollout_id, RolloutFailedError(f"{type(error).__qualname__}: {error}"))
-        self._rollouts.pop(plan.rollout_id, None)
-        try:
-            self._send(answer)
-        except Exception as unpicklable:  # the user's metadata may hold anything
-            refusal = RolloutFailedError(f"rollout {plan.rollout_id} cannot be sent back: {unpicklable}")
-            self._send(Refused(plan.rollout_id, refusal))
+            answer = _refused(rollout_id, RolloutFailedError(f"rollout {rollout_id} was cancelled"))
+        except Exception as error:
+            answer = _refused(rollout_id, error)
+        self._rollouts.pop(rollout_id, None)
+        self._send(answer)
 
     def _send(self, answer: object) -> None:
         message = pickle.dumps(answer)
@@ -186,3 +193,11 @@ class _Serving:
                 self._pipe.send_bytes(message)
         except OSError:
             logger.info("the parent is gone and is not told of %s", type(answer).__name__)
+
+
+def _refused(rollout_id: str, error: Exception) -> Refused:
+    if isinstance(error, ArtError):
+        with suppress(Exception):  # somebody's own kind of it may not be picklable
+            return Refused(rollout_id, pickle.dumps(error))
+    told = RolloutFailedError(f"{type(error).__qualname__}: {error}")
+    return Refused(rollout_id, pickle.dumps(told))

@@ -73,7 +73,14 @@ class Workers:
         self.close()
 
     async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.__enter__)
+        entering = asyncio.ensure_future(asyncio.to_thread(self.__enter__))
+        try:
+            return await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            # Its thread goes on, and starts processes that nobody would end.
+            await asyncio.wait({entering})
+            await asyncio.to_thread(self.close)
+            raise
 
     async def __aexit__(self, *_exception: object) -> None:
         await asyncio.to_thread(self.close)

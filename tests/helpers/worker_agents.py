@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from art_core.recording import current_rollout, new_id
@@ -30,7 +32,7 @@ async def say(text: str) -> None:
 
 
 async def act(scenario: Scenario) -> int:
-    """What the scenario's id says: ``die``, ``end and die``, ``wait``, ``raise``, or just talk."""
+    """What the scenario's id says: ``die``, ``end and die``, ``wait``, ``raise`` ..., or just talk."""
     await say(scenario.id)
     match scenario.id:
         case "die":
@@ -42,12 +44,24 @@ async def act(scenario: Scenario) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         case "wait":
             await asyncio.Event().wait()
+        case "leave a child and die":
+            child = subprocess.Popen(["sleep", "60"], close_fds=False)
+            Path(scenario.inputs["pid"]).write_text(str(child.pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "block":
+            Path(scenario.inputs["blocks"]).touch()
+            while not Path(scenario.inputs["until"]).exists():
+                time.sleep(0.01)
         case "raise":
             raise RuntimeError("the tool broke")
         case "object":
             rollout = current_rollout()
             assert rollout is not None
             rollout.metadata["object"] = lambda: None
+        case "odd error":
+            rollout = current_rollout()
+            assert rollout is not None
+            rollout.metadata["error"] = OddError("no", status=418)
         case _:
             pass
     return os.getpid()
@@ -57,6 +71,21 @@ def make(problem: str = "") -> Callable[[Scenario], Any]:
     """The agent; or the problem, raised."""
     if problem:
         raise ValueError(problem)
+    return act
+
+
+class OddError(Exception):
+    """Pickled, and not unpickled, as errors of HTTP clients often are."""
+
+    def __init__(self, message: str, *, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def make_once_there(path: Path) -> Callable[[Scenario], Any]:
+    """The agent, once a file is there."""
+    while not path.exists():
+        time.sleep(0.01)
     return act
 
 

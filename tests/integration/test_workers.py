@@ -3,6 +3,10 @@
 import asyncio
 import multiprocessing
 import os
+import pickle
+import signal
+import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,9 +16,11 @@ from helpers import worker_agents as agents
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.gather import Gathered, agather_on
 from art_core.recording import NullSink
-from art_core.rollouts import Runner, Terms
+from art_core.rollouts import Plan, Runner, Terms
 from art_core.store import Store
 from art_core.types import RolloutStatus, Scenario
+from art_core.worker_handle import WorkerHandle
+from art_core.worker_process import Forget
 from art_core.workers import Job, Workers, runner_of
 
 
@@ -178,3 +184,89 @@ async def test_the_same_job_at_the_same_time_builds_its_agent_once_in_each_proce
             async with workers.doing(job()) as joined:  # in the process that took the dead one's place, too
                 assert sorted(number for _, number in await outputs(joined, *names)) == [1, 2]
             assert {number for _, number in await outputs(later, *names)} == {2}
+
+
+async def test_a_process_that_died_is_noticed_though_a_child_of_its_lives_on(store, tmp_path: Path) -> None:
+    scenario = Scenario("leave a child and die", {"pid": str(tmp_path / "pid")})
+    job = Job(agents.make, (), Terms(sink=store.sink()))
+    try:
+        async with asyncio.timeout(40), runner_of(1, job) as runner:
+            (dead,) = (await agather_on(runner, [scenario], group_size=1, min_group_size=0)).failed
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert "SIGKILL" in dead.failure.message
+
+
+async def test_a_rollout_that_is_cancelled_before_its_process_has_begun_it_ends_at_once(
+    tmp_path: Path,
+) -> None:
+    blocks, until = tmp_path / "blocks", tmp_path / "until"
+    async with asyncio.timeout(240), runner_of(1, Job(agents.make, (), Terms())) as runner:
+        inputs = {"blocks": str(blocks), "until": str(until)}
+        blocking = asyncio.create_task(runner.run(Plan(scenario=Scenario("block", inputs))))
+        while not blocks.exists():
+            await asyncio.sleep(0.01)
+        behind = asyncio.create_task(runner.run(Plan(scenario=Scenario("a"))))
+        await asyncio.sleep(0)  # it has been sent
+        behind.cancel()
+        await asyncio.sleep(0)  # so has that
+        until.touch()
+        await blocking
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await behind
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        (Scenario("a", {"tool": lambda: None}), "'a' cannot be sent to a worker process"),
+        (Scenario("a", {"error": agents.OddError("no", status=418)}), "OddError.*status"),
+        (Scenario("odd error"), "cannot be read here: .*OddError.*status"),
+    ],
+)
+async def test_what_does_not_survive_the_way_to_a_process_or_back_is_an_error(scenario, message) -> None:
+    async with asyncio.timeout(60), runner_of(1, Job(agents.make, (), Terms())) as runner:
+        with pytest.raises(RolloutFailedError, match=message):
+            await agather_on(runner, [scenario], group_size=1)
+        assert len(await agather_on(runner, [Scenario("b")], group_size=1)) == 1
+    assert not multiprocessing.active_children()
+
+
+async def test_an_agent_that_is_built_when_its_job_is_over_is_not_kept(tmp_path: Path) -> None:
+    worker = WorkerHandle.start(0)
+    try:
+        slow = worker.begin(1, pickle.dumps(Job(agents.make_once_there, (tmp_path / "go",), Terms())))
+        worker.send(Forget(1))
+        async with asyncio.timeout(60):
+            await asyncio.wrap_future(worker.begin(2, pickle.dumps(Job(agents.make, (), Terms()))))
+            (tmp_path / "go").touch()
+            await asyncio.wrap_future(slow)
+            with pytest.raises(RolloutFailedError, match="KeyError: 1"):
+                await worker.run(1, Plan(scenario=Scenario("a")))
+    finally:
+        worker.ask_to_stop()
+        await asyncio.to_thread(worker.stop)
+
+
+async def test_processes_that_are_started_for_somebody_who_is_cancelled_end(monkeypatch) -> None:
+    starting, go_on = threading.Event(), threading.Event()
+    start = WorkerHandle.start
+
+    def slowly(number: int) -> WorkerHandle:
+        starting.set()
+        go_on.wait(60)
+        return start(number)
+
+    monkeypatch.setattr(WorkerHandle, "start", slowly)
+    entering = asyncio.create_task(Workers(2).__aenter__())
+    await asyncio.to_thread(starting.wait, 60)
+    entering.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    async with asyncio.timeout(60):
+        while multiprocessing.active_children():
+            await asyncio.sleep(0.05)
