@@ -12,6 +12,7 @@ With ``staleness=0`` nothing overlaps: gather, train, gather.
 """
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -26,6 +27,8 @@ from art_core.types import Scenario, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art_core.training.report import TrainReport
+
+logger = logging.getLogger(__name__)
 
 IN_VAIN = 32
 """Scenarios in a row without a group, after which something is wrong with all of them."""
@@ -138,6 +141,7 @@ async def alearn(
     began = time.perf_counter()
     made: list[LearningStep] = []
     try:
+        gathering.begin()
         while steps is None or len(made) < steps:
             waited = time.perf_counter()
             batch = await _batch(gathering, groups_per_step, staleness)
@@ -217,7 +221,6 @@ class _Gathering:
         # In the order in which they began.
         self._tasks: dict[asyncio.Task[list[_Ended]], None] = {}
         self._ended: deque[_Ended] = deque()
-        self._begin()
 
     @property
     def under_way(self) -> int:
@@ -226,7 +229,8 @@ class _Gathering:
     def _version(self) -> int:
         return self._learner.endpoint.current_version().number
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin as many scenarios as may be under way."""
         while not self._exhausted and self._unsettled < self._most:
             scenario = next(self._scenarios, None)
             if scenario is None:
@@ -247,7 +251,7 @@ class _Gathering:
     def settle(self, count: int) -> None:
         """Groups have been trained or dropped: others may begin."""
         self._unsettled -= count
-        self._begin()
+        self.begin()
 
     def drop(self) -> None:
         """A group was too old."""
@@ -296,6 +300,10 @@ class _Gathering:
         """Cancel what is under way; the groups that were not used."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for ended in await asyncio.gather(*self._tasks, return_exceptions=True):
+            if isinstance(ended, list):  # it was whole already
+                self._ended.extend(ended)
+            elif not isinstance(ended, asyncio.CancelledError):
+                logger.warning("a scenario that was to be cancelled failed", exc_info=ended)
         self._tasks.clear()
         return [ended.group for ended in self._ended]

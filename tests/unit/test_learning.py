@@ -223,3 +223,27 @@ async def test_numbers_out_of_range_are_refused(wrong: dict[str, int]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         await alearn(machine, machine.gather, scenarios(1), **{"groups_per_step": 1, **wrong})
     assert machine.log == []
+
+
+async def test_scenarios_that_cannot_be_read_on_end_what_was_begun():
+    def broken() -> Iterator[Scenario]:
+        yield Scenario("s0")
+        raise OSError("the file is gone")
+
+    machine = Machine(rollouts={"s0": 1000})
+    with pytest.raises(OSError, match="the file is gone"):
+        await alearn(machine, machine.gather, broken(), groups_per_step=2)
+    assert all(task is asyncio.current_task() for task in asyncio.all_tasks())
+
+
+async def test_a_group_that_is_whole_when_its_scenario_is_cancelled_is_handed_back():
+    machine = Machine(rollouts={"s1": 1000})
+
+    async def gather(scenario: Scenario) -> list[TrajectoryGroup]:
+        try:
+            return await machine.gather(scenario)
+        except asyncio.CancelledError:
+            return [of_version(scenario.id, 0)]  # all of its rollouts had ended
+
+    learned = await alearn(machine, gather, scenarios(2), groups_per_step=1, steps=1)
+    assert [g.scenario.id for g in learned.unused] == ["s1"]
