@@ -82,6 +82,7 @@ def ruler_graph(
     combine: Combine | None = None,
     reward: RewardFunction | None = None,
     config: RunnableConfig | None = None,
+    context: Any = None,
     seed: int = 0,
     timeout: float | None = None,
     retries: int = 0,
@@ -106,6 +107,7 @@ def ruler_graph(
         combine: makes the reward of what a rollout ended with and its score; None: the score.
         reward: scores each rollout before the judge does.
         config: for every run of the agent.
+        context: for every run of the agent, or a function ``scenario -> context``.
         seed: base of the rollouts' seeds.
         timeout: seconds for one rollout; None for no limit.
         retries: how often a failed rollout is tried again.
@@ -160,6 +162,7 @@ def ruler_graph(
         scenario_of=as_scenario,
         reward=reward,
         config=config,
+        context=context,
         seed=seed,
         timeout=timeout,
         retries=retries,

@@ -89,8 +89,8 @@ class LearningLoop:
             from one evaluation to the next: with a ruler alone, give ``ruler.ascore_one`` or a rule.
         evaluation_size: trials of each scenario; they have the same seeds in every evaluation.
         seed: base of all seeds.
-        **options: of every rollout and trial: ``config``, ``timeout``, ``retries``, ``max_calls``,
-            ``require_policy_calls``, ``spans``; see `RolloutNode`.
+        **options: of every rollout and trial: ``config``, ``context``, ``timeout``, ``retries``,
+            ``max_calls``, ``require_policy_calls``, ``spans``; see `RolloutNode`.
 
     Raises:
         ConfigError: a number is out of range, nothing scores the rollouts, or there are no scenarios.

@@ -11,22 +11,22 @@ Data flow: a planner makes `RolloutTask`s and sends each to this node (``Send``)
 import asyncio
 import hashlib
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
 
-from art_core.errors import AgentInterruptedError, ConfigError, UnknownTrajectoryError
+from art_core.errors import ConfigError, UnknownTrajectoryError
 from art_core.gather import member_seed
 from art_core.rollouts import Agent, InProcess, Plan, Terms
 from art_core.scoring import RewardFunction
 from art_core.store import Store
 from art_core.types import RolloutStatus, Scenario, Trajectory
+from art_langgraph.agents import as_agent, check_thread
 from art_langgraph.graph_node import GraphNode, Record, outside_the_graph, sink_of, store_of, tell
 from art_langgraph.graph_records import rollout_record
-from art_langgraph.rollouts import as_agent, check_thread
 
 if TYPE_CHECKING:
     from art_core.model import TrainableModel
@@ -71,6 +71,7 @@ class RolloutNode(GraphNode):
         kind: what these rollouts are for (``rollout``, ``trial``); part of their ids, and in their metadata.
         writes: the state's key for the records.
         config: for every run of the agent.
+        context: for every run of the agent, or a function ``scenario -> context``; see `agather`.
         seed: base of the rollouts' seeds.
         timeout: seconds for the agent, and as many for the reward.
         retries: how often a failed rollout is tried again.
@@ -89,6 +90,7 @@ class RolloutNode(GraphNode):
         kind: str = "rollout",
         writes: str = "rollouts",
         config: RunnableConfig | None = None,
+        context: Any = None,
         seed: int = 0,
         timeout: float | None = None,
         retries: int = 0,
@@ -99,7 +101,7 @@ class RolloutNode(GraphNode):
         if retries < 0:
             raise ConfigError(f"retries={retries}: expected at least 0")
         check_thread(config)
-        self._agent = _uninterrupted(as_agent(agent, config, spans=spans))
+        self._agent = as_agent(agent, config, context=context, spans=spans)
         self._record = record
         self._scenario_of = scenario_of
         self._terms = partial(Terms, reward, timeout, require_policy_calls)
@@ -205,21 +207,3 @@ def _cut_off(found: Trajectory) -> bool:
     """Whether a rollout in the store is one whose process died, or was told to stop."""
     cancelled = found.failure is not None and found.failure.cause == "cancelled"
     return found.status is RolloutStatus.RUNNING or cancelled
-
-
-def _uninterrupted(agent: Agent) -> Agent:
-    """An agent for which an interrupt is an error."""
-
-    async def act(scenario: Scenario) -> Any:
-        output = await cast("Awaitable[Any]", agent(scenario))
-        state = cast("Mapping[str, Any]", output) if isinstance(output, Mapping) else {}
-        if waiting := state.get("__interrupt__"):
-            asked = ", ".join(repr(interrupt.value) for interrupt in waiting)
-            raise AgentInterruptedError(
-                f"the agent waits for a person ({asked}), and in a rollout there is none: give a function "
-                "that answers, as in: out = await graph.ainvoke(scenario.inputs, config), and while it has "
-                "'__interrupt__': out = await graph.ainvoke(Command(resume=...), config)"
-            )
-        return output
-
-    return act

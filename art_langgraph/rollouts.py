@@ -1,35 +1,28 @@
 """Rollouts of LangGraph agents: graphs, entrypoints, any Runnable, any function.
 
-Invariant: a graph is run as its user would run it. The config that the user gives is never changed, every
-rollout has its own thread of a checkpointer, and its own copy of the scenario's inputs.
+Invariant: a graph is run as its user would run it, and every rollout ends, scored or with its failure. What
+is run is made an agent first (`art_langgraph.agents`), here or in worker processes.
 """
 
-import asyncio
-import copy
-import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import merge_configs
 
 from art_core import gather as core
 from art_core.errors import ConfigError
 from art_core.gather import Gathered
 from art_core.import_paths import load_object
 from art_core.inference.endpoint import PolicyEndpoint
-from art_core.recording import Rollout, Sink, current_rollout
-from art_core.rollouts import Agent, InProcess, Terms, arun, keep_output
+from art_core.recording import Rollout, Sink
+from art_core.rollouts import Agent, InProcess, Terms, arun
 from art_core.scoring import RewardFunction
 from art_core.sync import run_sync
-from art_core.threads import ElasticThreads, call
 from art_core.types import Scenario, Trajectory
 from art_core.workers import Job, Workers, runner_of
-from art_langgraph.capturing import capture
+from art_langgraph.agents import as_agent, check_thread
 from art_langgraph.loading import Address, load_graph
-from art_langgraph.plain import plain
-from art_langgraph.shapes import graph_shape
 
 Graph: TypeAlias = Runnable[Any, Any] | Agent | str
 """What can be rolled out: a compiled graph, an ``@entrypoint``, any other Runnable, a function
@@ -44,6 +37,7 @@ async def agather(
     reward: RewardFunction | str | None = None,
     model: PolicyEndpoint | None = None,
     config: RunnableConfig | None = None,
+    context: Any = None,
     workers: int | Workers = 1,
     timeout: float | None = None,
     require_policy_calls: bool = True,
@@ -70,6 +64,8 @@ async def agather(
         model: the policy; its store keeps the rollouts, and a function that makes the graph gets it.
         config: for every run of the graph (``recursion_limit``, ``configurable``, ``tags``, ...). It must
             not name a ``thread_id``: rollouts would continue each other's conversation.
+        context: what the graph's ``context_schema`` asks for (``Runtime.context`` in its nodes), or a
+            function ``scenario -> context``.
         workers: how many processes; 1 is this one. Or the `Workers` that you keep between calls, as in
             ``with Workers(8) as workers:``, which saves starting them each time.
         timeout: seconds for one rollout, and as many again for its reward; None for no limit.
@@ -84,8 +80,8 @@ async def agather(
         The groups in the scenarios' order.
 
     Raises:
-        ConfigError: an argument is out of range, ``config`` names a thread, or something can't be sent to
-            worker processes.
+        ConfigError: an argument is out of range, ``config`` names a thread, ``context`` is given to what is
+            no graph, or something can't be sent to worker processes.
         RolloutFailedError: a rollout failed and ``on_failure`` is ``fail_fast``.
     """
     check_thread(config)
@@ -95,7 +91,8 @@ async def agather(
         reward = cast("RewardFunction", load_object(reward))
     terms = Terms(reward, timeout, require_policy_calls, sink)
     if isinstance(workers, int) and workers == 1:
-        agent = as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config, spans=spans)
+        found = load_graph(graph, model) if isinstance(graph, str) else graph
+        agent = as_agent(found, config, context=context, spans=spans)
         return await core.agather_on(InProcess(agent, terms), scenarios, group_size=group_size, **options)
     if not isinstance(graph, str):
         raise ConfigError(
@@ -105,7 +102,7 @@ async def agather(
     # A version that is leased here stays served while other processes call it.
     with nullcontext() if model is None else model.lease() as version:
         address = None if model is None else Address.of(model, version)
-        job = Job(build_agent, (graph, address, config, spans), terms)
+        job = Job(build_agent, (graph, address, config, context, spans), terms)
         async with runner_of(workers, job) as runner:
             return await core.agather_on(runner, scenarios, group_size=group_size, **options)
 
@@ -125,6 +122,7 @@ async def arollout(
     reward: RewardFunction | None = None,
     model: PolicyEndpoint | None = None,
     config: RunnableConfig | None = None,
+    context: Any = None,
     timeout: float | None = None,
     max_calls: int | None = None,
     require_policy_calls: bool = True,
@@ -139,6 +137,7 @@ async def arollout(
         reward: scores it.
         model: the policy; its store keeps the rollout.
         config: for the graph's run.
+        context: what the graph's ``context_schema`` asks for, or a function ``scenario -> context``.
         timeout: seconds.
         max_calls: most policy calls.
         require_policy_calls: whether a rollout without one is a failure.
@@ -147,7 +146,18 @@ async def arollout(
 
     Returns:
         The ended trajectory; ``failure`` says why if it failed.
+
+    Raises:
+        ConfigError: ``scenario`` is neither a scenario nor a mapping, or ``context`` is given to what is no
+            graph.
     """
+    if not isinstance(cast("object", scenario), Scenario | Mapping):
+        raise ConfigError(
+            f"scenario={scenario!r} is neither a Scenario nor a mapping of inputs; for a graph that takes "
+            "something else, give a function: lambda scenario: graph.invoke(scenario.inputs['...'])"
+        )
+    found = load_graph(graph, model) if isinstance(graph, str) else graph
+    agent = as_agent(found, config, context=context, spans=spans)
     rollout = Rollout(
         scenario if isinstance(scenario, Scenario) else Scenario("default", scenario),
         sink=None if model is None else model.sink,
@@ -155,11 +165,7 @@ async def arollout(
         metadata=metadata,
     )
     return await arun(
-        as_agent(load_graph(graph, model) if isinstance(graph, str) else graph, config, spans=spans),
-        rollout,
-        reward=reward,
-        timeout=timeout,
-        require_policy_calls=require_policy_calls,
+        agent, rollout, reward=reward, timeout=timeout, require_policy_calls=require_policy_calls
     )
 
 
@@ -168,88 +174,9 @@ def rollout(graph: Graph, scenario: Scenario | Mapping[str, Any], **options: Any
     return run_sync(lambda: arollout(graph, scenario, **options))
 
 
-def build_agent(path: str, address: Address | None, config: RunnableConfig | None, spans: bool) -> Agent:
-    """What a worker process runs."""
-    return as_agent(load_graph(path, None if address is None else address.endpoint()), config, spans=spans)
-
-
-def check_thread(config: RunnableConfig | None) -> None:
-    """Refuse a config by which rollouts would share a thread.
-
-    Raises:
-        ConfigError: it names one.
-    """
-    configurable = (config or {}).get("configurable", {})
-    if "thread_id" in configurable and "checkpoint_id" not in configurable:
-        raise ConfigError(
-            f"config names thread_id={configurable['thread_id']!r}, which all rollouts would share; leave it "
-            "out (each rollout gets its own), or add the checkpoint_id from which every rollout starts"
-        )
-
-
-def as_agent(
-    graph: Runnable[Any, Any] | Agent, config: RunnableConfig | None = None, *, spans: bool = False
+def build_agent(
+    path: str, address: Address | None, config: RunnableConfig | None, context: Any, spans: bool
 ) -> Agent:
-    """A graph as a function ``scenario -> output``, captured when a rollout is current.
-
-    Args:
-        graph: a Runnable, or a function of the scenario.
-        config: for every run of a Runnable.
-        spans: whether to record nodes, tools and retrievers, too.
-
-    Raises:
-        ConfigError: it can be neither invoked nor called.
-    """
-    if not isinstance(graph, Runnable) and hasattr(graph, "compile"):
-        raise ConfigError(f"{type(graph).__name__} is a graph's builder; pass graph.compile()")
-    if not isinstance(graph, Runnable) and not callable(graph):
-        raise ConfigError(
-            f"{graph!r} can't be rolled out: expected a compiled graph, a Runnable, or a function of the "
-            "scenario"
-        )
-    executor = ElasticThreads("art-agent")
-    shape = graph_shape(graph)
-
-    async def act(scenario: Scenario, running: Rollout | None) -> Any:
-        if not isinstance(graph, Runnable):
-            return await call(executor, graph, scenario)
-        use_elastic_threads()
-        inputs = copy.deepcopy(dict(scenario.inputs))
-        return await graph.ainvoke(inputs, config if running is None else own_config(running, config))
-
-    async def agent(scenario: Scenario) -> Any:
-        running = current_rollout()
-        if running is None:
-            return await act(scenario, None)
-        nonlocal shape
-        if shape is not None:
-            running.note_graph(shape)
-            shape = None  # once is enough
-        async with capture(rollout=running, spans=spans):
-            output = await act(scenario, running)
-        keep_output(running, plain(output))
-        return output
-
-    return agent
-
-
-def own_config(running: Rollout, config: RunnableConfig | None) -> RunnableConfig:
-    """The user's config with a thread of the rollout's own; the given one is not changed."""
-    configurable = {"thread_id": running.id, **(config or {}).get("configurable", {})}
-    names = {"rollout_id": running.id, "scenario_id": running.scenario.id}
-    return merge_configs(config, {"configurable": configurable, "metadata": names})
-
-
-_elastic: "weakref.WeakSet[asyncio.AbstractEventLoop]" = weakref.WeakSet()
-
-
-def use_elastic_threads() -> None:
-    """Let the running loop start as many threads as its sync nodes need.
-
-    LangGraph runs sync nodes in the loop's default executor, which has ``cpus + 4`` threads: the limit of
-    concurrent LLM calls of all rollouts together, and one that hangs never gives its thread back.
-    """
-    loop = asyncio.get_running_loop()
-    if loop not in _elastic:
-        loop.set_default_executor(ElasticThreads("art-node"))
-        _elastic.add(loop)
+    """What a worker process runs."""
+    graph = load_graph(path, None if address is None else address.endpoint())
+    return as_agent(graph, config, context=context, spans=spans)

@@ -16,7 +16,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from langchain_core.documents import Document
-from langchain_core.messages import BaseMessage, convert_to_openai_messages
+from langchain_core.messages import BaseMessage, RemoveMessage, convert_to_openai_messages
 from langgraph.errors import GraphBubbleUp, GraphInterrupt
 from langgraph.types import Command, Interrupt
 from pydantic import BaseModel
@@ -89,7 +89,7 @@ class SpanTracker:
             node=node,
             namespace=namespace,
             attempt=attempt,
-            inputs=jsonable(inputs),
+            inputs=_shown(inputs),
             tags=tuple(tags or ()),
         )
         with self._lock:
@@ -98,14 +98,14 @@ class SpanTracker:
     def end(self, run_id: UUID, outputs: Any) -> None:
         """A run has returned."""
         seen = run_id in self._open  # else nobody is to see a copy, which is long to make
-        self._close(run_id, "ok", jsonable(outputs) if seen else None, None)
+        self._close(run_id, "ok", _shown(outputs) if seen else None, None)
 
     def fail(self, run_id: UUID, error: BaseException) -> None:
         """A run has raised; waiting for a person is no error, and neither is handing on to a parent graph."""
         if isinstance(error, GraphInterrupt):
-            self._close(run_id, "interrupted", jsonable(error.args[0] if error.args else ()), None)
+            self._close(run_id, "interrupted", _shown(error.args[0] if error.args else ()), None)
         elif isinstance(error, GraphBubbleUp):
-            self._close(run_id, "ok", jsonable(error.args[0] if error.args else None), None)
+            self._close(run_id, "ok", _shown(error.args[0] if error.args else None), None)
         else:
             self._close(run_id, "error", None, f"{type(error).__name__}: {error}")
 
@@ -142,6 +142,14 @@ class SpanTracker:
 # -- values ------------------------------------------------------------------------------------------
 
 
+def _shown(value: Any) -> Any:
+    """`jsonable`; what cannot be copied says so, and costs nobody the span."""
+    try:
+        return jsonable(value)
+    except Exception as error:  # a graph's state may hold objects whose own code raises when looked at
+        return f"({type(value).__name__} that cannot be shown: {type(error).__name__}: {error})"
+
+
 def jsonable(value: Any, depth: int = 0) -> Any:
     """A copy that JSON can hold: messages in OpenAI's format, models and dataclasses as mappings."""
     if value is None or isinstance(value, bool | int | float):
@@ -154,6 +162,8 @@ def jsonable(value: Any, depth: int = 0) -> Any:
     def deeper(item: Any) -> Any:
         return jsonable(item, depth + 1)
 
+    if isinstance(value, RemoveMessage):  # an order to the state's reducer, which has no form on the wire
+        return {"role": "remove", "id": value.id}
     if isinstance(value, BaseMessage):
         return deeper(convert_to_openai_messages(value))
     if isinstance(value, Document):

@@ -10,11 +10,12 @@ import pytest
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.language_models import GenericFakeChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage, RemoveMessage
 from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 from art_core.types import Span, Trajectory
@@ -200,6 +201,28 @@ def test_a_span_is_json_whatever_went_through_the_graph() -> None:
     assert shown["long"].endswith(f"({MAX_TEXT + 1} characters)")
     assert shown["many"][-1] == f"... ({MAX_ITEMS + 1} items)"
     assert shown["message"] == {"role": "assistant", "content": "hi"}
+
+
+def test_a_node_that_removes_messages_and_one_whose_state_cannot_be_shown_keep_their_spans() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError("no words")
+
+    def trim(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [RemoveMessage(id="first"), AIMessage("short", id="second")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("trim", trim)
+    graph.add_edge(START, "trim")
+    with capture() as rollout:
+        graph.compile().invoke({"messages": [HumanMessage("long", id="first")]})
+        RunnableLambda(lambda broken: broken).with_config(run_name="odd").invoke(Broken())
+    trajectory = rollout.snapshot()
+    assert trajectory.faults == {}
+    trim_span, odd = by_name(trajectory, "trim"), by_name(trajectory, "odd")
+    assert (trim_span.status, odd.status) == ("ok", "ok")
+    assert trim_span.outputs["messages"][0] == {"role": "remove", "id": "first"}
+    assert odd.outputs == "(Broken that cannot be shown: RuntimeError: no words)"
 
 
 def test_every_span_of_a_trajectory_is_json() -> None:
