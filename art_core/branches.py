@@ -81,7 +81,7 @@ class Branches:
             known = self._node_runs.get(namespace)
             if known is None:
                 self._node_runs[namespace] = _NodeRun(run, graph_run)
-            elif known.run != run:  # else another handler has told already
+            elif known.run not in (run, graph_run):  # told already by another handler, or inside the node
                 known.retries += known.graph_run == graph_run
                 known.run, known.graph_run = run, graph_run
                 self._retried = self._retried or known.retries > 0

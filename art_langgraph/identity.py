@@ -28,6 +28,9 @@ from art_core.types import StepIdentity
 _NODE_TAG = "graph:step:"
 """Begins the tag that LangGraph gives to a node's own run alone; what runs inside has others."""
 
+_PUSHED = ("__pregel_push",)
+"""What triggers a task of the functional API, whose own run has its name and no such tag."""
+
 
 class Run(Protocol):
     """What a LangChain run manager says of its run."""
@@ -85,9 +88,11 @@ def identify(
     )
 
 
-def is_node(tags: Sequence[str]) -> bool:
-    """Whether a run with these tags is a node's own."""
-    return any(tag.startswith(_NODE_TAG) for tag in tags)
+def is_node(name: object, tags: Sequence[str], metadata: Mapping[str, Any]) -> bool:
+    """Whether a run is a node's own, or a task's; also true of what a task calls by its own name."""
+    if any(tag.startswith(_NODE_TAG) for tag in tags):
+        return True
+    return name == metadata.get("langgraph_node") and metadata.get("langgraph_triggers") == _PUSHED
 
 
 def attempt_of(namespace: str, rollout: Rollout) -> int:

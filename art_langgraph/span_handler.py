@@ -83,7 +83,7 @@ class SpanHandler(BaseCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """A graph, a node or another runnable starts."""
-        if metadata and tags and is_node(tags):
+        if metadata and is_node(kwargs.get("name"), tags or (), metadata):
             rollout = self.rollout_for(run_id, parent_run_id, tags, metadata)
             if rollout is not None:
                 rollout.branches.enter_node(

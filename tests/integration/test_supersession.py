@@ -260,6 +260,24 @@ def test_a_retried_entrypoint_replaces_the_tasks_that_ran_again(asks: Asks) -> N
     assert outcome(run(flow, {})) == ({"first 2", "second 1"}, {"first 1"})
 
 
+def test_a_retried_task_replaces_what_its_subgraph_said(asks: Asks) -> None:
+    inner = chain(("leaf", asks.node("leaf"))).with_config(run_name="part")
+
+    @task(retry_policy=RETRY)
+    def part() -> None:
+        inner.invoke({})
+        inner.invoke({})
+        asks.fail("part", 1)
+
+    @entrypoint()
+    def flow(given: dict[str, Any]) -> None:
+        part().result()
+        part().result()
+
+    counts = {f"leaf {i}" for i in (3, 4, 5, 6)}
+    assert outcome(run(flow, {})) == (counts, {"leaf 1", "leaf 2"})
+
+
 def test_two_handlers_of_one_rollout_do_not_make_a_retry(asks: Asks) -> None:
     inner = chain(("leaf", asks.node("leaf")))
     graph = chain(("work", asks.node("work")), ("inner", inner))
