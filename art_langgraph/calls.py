@@ -119,6 +119,14 @@ def current_task() -> "asyncio.Task[Any] | None":
         return None
 
 
+def current_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that runs here."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
 def chat_request(messages: Sequence[BaseMessage], params: Mapping[str, Any]) -> dict[str, Any]:
     """A request in OpenAI's format, as far as callbacks know it."""
     wire = cast(list[Message], convert_to_openai_messages(list(messages)))

@@ -34,7 +34,6 @@ from art_core.inference.availability import availability_of
 from art_core.inference.endpoint import PolicyEndpoint, raw_logprobs_of, served_name, temperature_of
 from art_core.recording import ROLLOUT_HEADER, Rollout
 from art_core.tap import (
-    UNFINISHED,
     AsyncKeepingClient,
     AsyncKeepingTransport,
     AsyncThrough,
@@ -49,6 +48,7 @@ from art_core.types import PolicyVersion, Step, StepIdentity
 from art_langgraph.attribution import keep, rollout_of
 from art_langgraph.identity import Run, identity_of
 from art_langgraph.run_watch import RunWatch
+from art_langgraph.under_way import CallUnderWay
 
 logger = logging.getLogger(__name__)
 
@@ -176,6 +176,20 @@ class ChatART(ChatOpenAI):
                 "extra_headers": {**(kwargs.get("extra_headers") or {}), **exchange.headers, **place},
             }
             raw = version is not None and raw_logprobs_of(self.endpoint)
+
+            def record(why: str | None) -> None:
+                ended = exchange.ended_at or time.perf_counter()
+                keep(
+                    rollout,
+                    self.endpoint.name,
+                    lambda owner: _steps(
+                        exchange, why, owner, identity, version, started_at, clock, ended - clock, raw
+                    ),
+                )
+                if rollout is not None and exchange.attempts > 1:
+                    rollout.count_fault("retried_requests")
+
+            call = CallUnderWay(rollout, exchange, record)
             error: BaseException | None = None
             try:
                 yield asked
@@ -183,16 +197,7 @@ class ChatART(ChatOpenAI):
                 error = raised
                 raise
             finally:
-                ended = exchange.ended_at or time.perf_counter()
-                keep(
-                    rollout,
-                    self.endpoint.name,
-                    lambda owner: _steps(
-                        exchange, error, owner, identity, version, started_at, clock, ended - clock, raw
-                    ),
-                )
-                if rollout is not None and exchange.attempts > 1:
-                    rollout.count_fault("retried_requests")
+                call.end(error)
 
     def _temperature(self, kwargs: dict[str, Any]) -> dict[str, float]:
         """What the model's temperature knob was turned to, unless the user chose one."""
@@ -340,7 +345,7 @@ def _watched(callbacks: Any) -> Any:
 
 def _steps(
     exchange: Exchange,
-    error: BaseException | None,
+    why: str | None,
     rollout_id: str,
     identity: StepIdentity,
     version: PolicyVersion | None,
@@ -349,7 +354,7 @@ def _steps(
     duration: float,
     raw_logprobs: bool,
 ) -> tuple[Step, ...]:
-    """What one exchange came to; nothing if no request was sent."""
+    """What one exchange came to; nothing if no request was sent. ``why`` says why there is no answer."""
     if exchange.request is None:
         return ()
     call = Call(
@@ -368,11 +373,7 @@ def _steps(
             return steps_from(call, exchange.answer)
         except CaptureError as unreadable:
             problem = str(unreadable)
-    if problem is None and isinstance(error, GeneratorExit):
-        problem = UNFINISHED
-    elif problem is None:
-        problem = f"{type(error).__name__}: {error}" if error is not None else "no answer came"
-    return (failed_step(call, problem),)
+    return (failed_step(call, problem or why or "no answer came"),)
 
 
 def _reasoning(message: Any) -> str | None:

@@ -31,6 +31,7 @@ from art_langgraph.calls import (
     OpenCall,
     base_url_of,
     chat_request,
+    current_loop,
     current_task,
     is_cache_hit,
     key_of_error,
@@ -44,6 +45,7 @@ from art_langgraph.identity import identify
 from art_langgraph.joining import GatewayJoin, record
 from art_langgraph.run_watch import CACHE_HIT
 from art_langgraph.span_handler import SpanHandler, observing
+from art_langgraph.under_way import CANCELLED, STILL_RUNNING, calls_under_way
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +152,7 @@ class TrajectoryCallbackHandler(SpanHandler):
             model=model_of(params),
             base_url=base_url_of(serialized),
             task=_task(),
-            loop=_loop(),
+            loop=current_loop(),
         )
         with self._lock:
             self._calls[run_id] = call
@@ -224,12 +226,13 @@ class TrajectoryCallbackHandler(SpanHandler):
         if self._join.pending(rollout):
             return True
         # Who blocks an event loop must not wait for what runs on it.
-        here = _loop() if blocking else None
+        here = current_loop() if blocking else None
         with self._lock:
-            return any(
-                call.rollout is rollout and not call.abandoned and (here is None or call.loop is not here)
-                for call in self._calls.values()
-            )
+            calls = [call for call in self._calls.values() if call.rollout is rollout]
+        return any(
+            not call.abandoned and (here is None or call.loop is not here)
+            for call in (*calls, *calls_under_way(rollout))
+        )
 
     def _close(self, rollout: Rollout) -> None:
         self._join.give_up(rollout)
@@ -242,10 +245,12 @@ class TrajectoryCallbackHandler(SpanHandler):
         for call in left:
             if call.abandoned:
                 rollout.count_fault("cancelled_calls")
-                record(call, lambda call=call: call.failed("cancelled: the call never ended"))
+                record(call, lambda call=call: call.failed(CANCELLED))
             else:
                 rollout.count_fault("unfinished_calls")
-                record(call, lambda call=call: call.failed("still running when the rollout ended"))
+                record(call, lambda call=call: call.failed(STILL_RUNNING))
+        for call in calls_under_way(rollout):
+            call.close()
         self.tracker.close(rollout)
 
     def _ended(self, run_id: UUID) -> OpenCall | None:
@@ -261,13 +266,6 @@ class TrajectoryCallbackHandler(SpanHandler):
 def _task() -> "weakref.ref[asyncio.Task[Any]] | None":
     task = current_task()
     return weakref.ref(task) if task is not None else None
-
-
-def _loop() -> asyncio.AbstractEventLoop | None:
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
 
 
 def _nothing(_: str) -> Sequence[Step]:
