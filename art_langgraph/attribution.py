@@ -76,7 +76,8 @@ def _count_unattributed(policy: str) -> None:
     logger.warning(
         "a call of the policy %r was made where its rollout is not known, while %d rollouts are open: it is "
         "not recorded. A thread that an agent starts by itself has no context; start it with "
-        "contextvars.copy_context().run, use LangChain's runnables, or pass the node's config on. "
+        "contextvars.copy_context().run, take langchain_core.runnables.config.ContextThreadPoolExecutor in "
+        "place of ThreadPoolExecutor, use LangChain's runnables, or pass the node's config on. "
         "(Counted as unattributed_calls; said once.)",
         policy,
         len(candidates),

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from uuid import UUID
 
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.runtime import ExecutionInfo, get_runtime
 
 from art_core.recording import Rollout
@@ -70,6 +71,8 @@ def identify(
         rollout: numbers the attempts and calls of each branch; without one both stay at their first.
     """
     metadata = metadata or {}
+    if "langgraph_node" not in metadata:
+        metadata = _around()
     namespace = str(metadata.get("langgraph_checkpoint_ns") or "")
     attempt = call_index = None
     if rollout is not None:
@@ -86,6 +89,11 @@ def identify(
         tags=tuple(tags or ()),
         retries=rollout.branches.retries(namespace) if rollout is not None else (),
     )
+
+
+def _around() -> Mapping[str, Any]:
+    """What LangChain knows of the node around a call of ``generate``, which takes no config."""
+    return (var_child_runnable_config.get() or {}).get("metadata") or {}
 
 
 def is_node(name: object, tags: Sequence[str], metadata: Mapping[str, Any]) -> bool:

@@ -9,7 +9,9 @@ from typing import Annotated, Any, TypedDict
 
 import pytest
 from fakes.vllm_server import FakeVLLM, completion_ids
+from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.errors import GraphRecursionError
 from langgraph.graph import END, START, StateGraph
@@ -18,7 +20,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 from art_core.capture import superseded
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.recording import Rollout, recording, set_current_rollout
-from art_langgraph import ChatART
+from art_langgraph import ChatART, capture
 
 
 class State(TypedDict, total=False):
@@ -246,6 +248,43 @@ def test_a_thread_without_context_is_adopted_by_the_only_open_rollout(chat: Chat
         run_in_node(node)
     assert [s.message() for s in rollout.steps] == ["re: hi"]
     assert rollout.finish().faults == {"adopted_calls": 1}
+
+
+def test_a_pool_that_copies_contexts_keeps_rollouts_and_nodes_apart(chat: ChatART):
+    def node(state: State) -> State:
+        with ContextThreadPoolExecutor() as pool:
+            return {"said": [answer.text for answer in pool.map(chat.invoke, ["one", "two"])]}
+
+    other = Rollout()
+    with recording(Rollout()) as rollout:
+        run_in_node(node)
+    assert sorted(s.message() for s in rollout.steps) == ["re: one", "re: two"]
+    assert {s.identity.node for s in rollout.steps} == {"node"}
+    assert sorted(s.identity.call_index for s in rollout.steps) == [0, 1]
+    assert not rollout.finish().faults
+    assert not other.finish().steps
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in a capture"])
+async def test_generate_takes_no_config_and_is_still_placed_in_its_node(chat: ChatART, inside: bool):
+    messages = [[HumanMessage("one")], [HumanMessage("two")]]
+
+    def node(state: State) -> State:
+        chat.generate(messages)
+        return {"said": []}
+
+    async def anode(state: State) -> State:
+        await chat.agenerate(messages)
+        return {"said": []}
+
+    graph = StateGraph(State).add_node("node", node).add_node("anode", anode)
+    graph.add_edge(START, "node").add_edge("node", "anode")
+    rollout = Rollout()
+    with capture(rollout=rollout) if inside else recording(rollout):
+        await graph.compile().ainvoke({"said": []})
+    assert [s.identity.node for s in rollout.steps] == ["node", "node", "anode", "anode"]
+    assert [s.identity.call_index for s in rollout.steps] == [0, 1, 0, 1]
+    assert len({s.identity.namespace for s in rollout.steps}) == 2
 
 
 def test_a_thread_that_got_the_nodes_config_keeps_its_identity(chat: ChatART):
