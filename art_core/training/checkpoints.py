@@ -17,7 +17,6 @@ import json
 import os
 import random
 import shutil
-import tempfile
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -28,8 +27,8 @@ import numpy as np
 import torch
 
 from art_core.config import LoRAConfig, RetentionConfig
-from art_core.durable import sync
 from art_core.errors import CheckpointError
+from art_core.training.written_whole import WRITING, refused_by_the_disk, taking_the_place_of
 
 FORMAT = 2
 PREFIX = "checkpoint-"
@@ -37,7 +36,6 @@ MANIFEST = "checkpoint.json"
 ADAPTER = "adapter"
 MODEL = "model"
 TRAINING_STATE = "training.pt"
-_WRITING = ".writing-"
 
 
 class Kept(Protocol):
@@ -127,17 +125,10 @@ def save(
         kept = json.dumps(dict(state or {}), sort_keys=True)
     except (TypeError, ValueError) as unfit:
         raise CheckpointError(f"{target}: the caller's state is not JSON: {unfit}") from unfit
-    scratch: Path | None = None
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(root)
-        scratch = Path(tempfile.mkdtemp(prefix=f"{_WRITING}{os.getpid()}-", dir=root))
-        _write(scratch, trainer, version, json.loads(kept))
-        scratch.rename(target)
-        sync(root)
-    except OSError as refused:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+        with taking_the_place_of(target) as scratch:
+            _write(scratch, trainer, version, json.loads(kept))
+    except (OSError, CheckpointError) as refused:
         raise CheckpointError(
             f"cannot write {target}: {refused}. Earlier checkpoints are untouched; training goes on from "
             "memory once there is room"
@@ -216,7 +207,7 @@ def prune(
     gone = [p for p in found if number_of(p) not in kept]
     for directory in gone:
         # Renamed first: a directory that is half deleted must not look like a checkpoint.
-        doomed = directory.with_name(f"{_WRITING}{os.getpid()}-{directory.name}")
+        doomed = directory.with_name(f"{WRITING}{os.getpid()}-{directory.name}")
         directory.rename(doomed)
         shutil.rmtree(doomed)
     return gone
@@ -240,21 +231,15 @@ def fork(directory: Path, root: Path) -> Path:
         )
     target = root / directory.name
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(root)
-        scratch = Path(tempfile.mkdtemp(prefix=f"{_WRITING}{os.getpid()}-", dir=root))
-        shutil.copytree(directory, scratch, dirs_exist_ok=True)
-        for path in scratch.rglob("*"):
-            sync(path)
-        scratch.rename(target)
-        sync(root)
+        with taking_the_place_of(target) as scratch:
+            shutil.copytree(directory, scratch, dirs_exist_ok=True)
     except OSError as refused:
         raise CheckpointError(f"cannot copy {directory} to {target}: {refused}") from refused
     return target
 
 
 def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, Any]) -> None:
-    with trainer.policy.lock:
+    with trainer.policy.lock, refused_by_the_disk(scratch):
         trainer.policy.save_weights(scratch / (MODEL if trainer.policy.lora is None else ADAPTER))
         trainer.save_state(scratch / TRAINING_STATE, _generators())
     files = sorted(p for p in scratch.rglob("*") if p.is_file())
@@ -272,9 +257,6 @@ def _write(scratch: Path, trainer: Resumable, version: int, state: Mapping[str, 
     }
     manifest["sha256"] = _digest(manifest)
     (scratch / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True))
-    for path in scratch.rglob("*"):
-        sync(path)
-    sync(scratch)
 
 
 def verify(directory: Path) -> dict[str, Any]:
@@ -367,21 +349,3 @@ def _restore_generators(states: Mapping[str, Any]) -> None:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _remove_leftovers(root: Path) -> None:
-    """Delete what a killed process had begun to write."""
-    for path in root.glob(f"{_WRITING}*"):
-        owner = path.name.removeprefix(_WRITING).partition("-")[0]
-        if not owner.isdecimal() or not _alive(int(owner)):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from helpers.training import group, same, step, trajectory, weights
 
 from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
 from art_core.errors import CheckpointError
-from art_core.training import checkpoints
+from art_core.training import checkpoints, written_whole
 from art_core.training.grpo import Trainer
 from art_core.training.peft_policy import PeftPolicy
 from art_core.types import TrajectoryGroup
@@ -109,8 +110,8 @@ def test_killed_while_writing_the_earlier_checkpoint_is_the_latest_and_the_next_
         def die(path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        monkeypatch.setattr(checkpoints, "sync", die)
         try:
+            monkeypatch.setattr(written_whole, "sync", die)
             checkpoints.save(tmp_path, trainer, version=2)
         finally:
             os._exit(1)
@@ -170,6 +171,25 @@ def test_a_full_disk_is_said_and_costs_nothing_that_was_written(
             checkpoints.save(tmp_path, trainer, version=2)
     assert [p.name for p in tmp_path.iterdir()] == [first.directory.name]
     checkpoints.save(tmp_path, trainer, version=2)
+
+
+@pytest.mark.parametrize("most", [500, 20_000], ids=["for the adapter", "for the optimizer's state"])
+def test_a_disk_that_takes_no_more_is_said_whichever_library_finds_it(model: Path, tmp_path: Path, most: int):
+    trainer = new_trainer(model)
+    steps(trainer, 1)
+    first = checkpoints.save(tmp_path / "run", trainer, version=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))  # refused in the middle of a file
+    try:
+        with pytest.raises(CheckpointError, match=r"checkpoint-00000002: .*Earlier checkpoints"):
+            checkpoints.save(tmp_path / "run", trainer, version=2)
+        with pytest.raises(CheckpointError, match="cannot copy"):
+            checkpoints.fork(first.directory, tmp_path / "fork")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [first.directory.name]
+    assert not list((tmp_path / "fork").iterdir())
+    checkpoints.save(tmp_path / "run", trainer, version=2)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "training.pt", "adapter/adapter_model.safetensors"])
