@@ -8,9 +8,11 @@ A branch is named by its namespace; `art_langgraph.identity` says what those are
 
 import threading
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from math import nan
 
-from art_core.types import enclosing_nodes
+from art_core.types import StepIdentity, enclosing_nodes
 
 
 @dataclass(slots=True)
@@ -40,6 +42,22 @@ class Branches:
         self._executions: dict[str, _Executions] = {}
         self._node_runs: dict[str, _NodeRun] = {}
         self._retried = False
+
+    @classmethod
+    def after(cls, calls: Iterable[StepIdentity]) -> "Branches":
+        """The branches of a rollout that goes on after these calls, which another process may have made."""
+        branches = cls()
+        for call in calls:
+            at = (call.namespace, call.attempt)
+            branches._call_indices[at] = max(branches._call_indices[at], call.call_index + 1)
+            # No execution is this one (nan), so what runs now is a later attempt.
+            known = branches._executions.setdefault(call.namespace, _Executions(nan, latest=1))
+            known.latest = max(known.latest, call.attempt)
+            for node, retries in zip(enclosing_nodes(call.namespace), call.retries, strict=False):
+                seen = branches._node_runs.setdefault(node, _NodeRun(None, None))
+                seen.retries = max(seen.retries, retries)
+                branches._retried = branches._retried or retries > 0
+        return branches
 
     def next_call_index(self, namespace: str, attempt: int) -> int:
         """Number the calls of one branch and attempt: 0, 1, 2, ..."""

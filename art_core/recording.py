@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from art_core.ids import new_id
-from art_core.rollout import ROLLOUT_HEADER, Rollout, open_rollout, open_rollouts
+from art_core.open_rollouts import ROLLOUT_HEADER, open_rollout, open_rollouts
+from art_core.rollout import Rollout
 from art_core.sinks import Acknowledgement, NullSink, Sink
 
 __all__ = [

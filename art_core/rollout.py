@@ -11,18 +11,18 @@ import hashlib
 import logging
 import threading
 import time
-import weakref
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from art_core.branches import Branches
 from art_core.errors import UnknownTrajectoryError
 from art_core.ids import new_id
-from art_core.sinks import GraphSink, NullSink, Sink, failed, settled, wait_for
+from art_core.open_rollouts import closed, opened
+from art_core.sinks import GraphSink, NullSink, Sink, done, failed, settled, wait_for
 from art_core.types import (
     Failure,
     RolloutStatus,
@@ -37,10 +37,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ROLLOUT_HEADER = "x-art-rollout"
-"""HTTP header of clients that record their calls themselves: into which rollout. A gateway sends its calls to
-one replica, and does not keep them."""
-
 
 class Rollout:
     """A rollout while it runs: collects steps, then becomes a `Trajectory`.
@@ -53,6 +49,7 @@ class Rollout:
         group_id: the group that it belongs to, if any.
         metadata: kept with the trajectory.
         max_calls: the most policy calls it may make; None for no limit.
+        resumed: what `resume` goes on with; nothing else is then kept as its beginning.
     """
 
     def __init__(
@@ -64,6 +61,7 @@ class Rollout:
         rollout_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_calls: int | None = None,
+        resumed: Trajectory | None = None,
     ) -> None:
         self.id = rollout_id or new_id("t")
         self.scenario = scenario or Scenario(id="default")
@@ -88,9 +86,57 @@ class Rollout:
         self._held = ExitStack()
         self._holds: dict[str, Any] = {}
         self._beginning = threading.Lock()
-        self._begun = self._sink.begin(self._snapshot())
         self._writes: list[tuple[Step, Future[None]]] = []
-        _open[self.id] = self
+        self._traced: frozenset[str] = frozenset()
+        if resumed is None:
+            self._begun = self._sink.begin(self._snapshot())
+        else:
+            self._take_up(resumed)
+            self._begun = done()
+        opened(self)
+
+    def _take_up(self, known: Trajectory) -> None:
+        self.metrics.update(known.metrics)
+        self.components.update(known.components)
+        self.step_rewards.update(known.step_rewards)
+        self.node_rewards.update(known.node_rewards)
+        self.branches = Branches.after(step.identity for step in known.steps)
+        self.started_at = known.started_at
+        self._clock -= max(0.0, time.time() - known.started_at)
+        self._steps.extend(known.steps)
+        self._spans.extend(known.spans)
+        self._faults.update(known.faults)
+        self._calls = self._seeds = len({step.call_id or step.id for step in known.steps if step.policy})
+        self._traced = frozenset(span.id for span in known.spans)
+
+    @classmethod
+    def resume(cls, paused: Trajectory, *, sink: Sink | None = None, max_calls: int | None = None) -> Self:
+        """Go on with a rollout that another process has paused, or left when it died.
+
+        So an agent that waits for a person can be answered hours later. What LangGraph runs again then
+        counts as a later attempt of what it ran before. One process may go on at a time; that is not checked.
+
+        Args:
+            paused: as far as it has come, as in ``store.trajectory(id)``.
+            sink: where it is kept, with what is there of it.
+            max_calls: the most policy calls, those before included.
+
+        Raises:
+            UnknownTrajectoryError: it has ended.
+        """
+        if paused.status is not RolloutStatus.RUNNING:
+            raise UnknownTrajectoryError(
+                f"trajectory {paused.id} has ended ({paused.status}), and cannot be resumed; start a new one"
+            )
+        return cls(
+            paused.scenario,
+            sink=sink,
+            group_id=paused.group_id,
+            rollout_id=paused.id,
+            metadata=paused.metadata,
+            max_calls=max_calls,
+            resumed=paused,
+        )
 
     # -- recording ---------------------------------------------------------------------------------
 
@@ -190,7 +236,7 @@ class Rollout:
 
     @property
     def ended(self) -> bool:
-        """Whether `finish` or `fail` was called."""
+        """Whether `finish`, `fail` or `pause` was called."""
         return self._ended is not None
 
     # -- ending ------------------------------------------------------------------------------------
@@ -209,6 +255,29 @@ class Rollout:
     def fail(self, failure: Failure) -> Trajectory:
         """End it without a reward; its steps are kept."""
         return self._end(RolloutStatus.FAILED, None, failure)
+
+    def pause(self) -> Trajectory:
+        """Let go of it without an end: all of it is in the sink, and `resume` goes on from there.
+
+        Raises:
+            StoreError: the sink cannot keep it; the rollout then goes on here.
+            UnknownTrajectoryError: it has ended already.
+        """
+        self._check_open()
+        for write in self._repeat_writes():
+            with suppress(Exception):  # looked at below
+                wait_for(write)
+        for write in (self._begun, *(write for _, write in self._writes)):
+            wait_for(write)
+        for span in self._untraced(self._snapshot()):
+            wait_for(self._sink.trace(self.id, span))
+            self._traced |= {span.id}
+        self._settle(paused := self._snapshot())
+        return paused
+
+    async def apause(self) -> Trajectory:
+        """`pause`, without blocking the event loop."""
+        return await asyncio.to_thread(self.pause)
 
     async def afinish(self, reward: float | None = None, *, hurry: bool = True) -> Trajectory:
         """`finish`, without blocking the event loop while the sink works.
@@ -263,14 +332,11 @@ class Rollout:
         self, status: RolloutStatus, reward: float | None, failure: Failure | None
     ) -> Generator[Future[None], None, Trajectory]:
         """Ends the rollout; yields each write that must be waited for, whatever its outcome."""
-        with self._lock:
-            if self._ended is not None:
-                raise UnknownTrajectoryError(
-                    f"trajectory {self.id} has ended already ({self._ended.status}); start a new one"
-                )
+        self._check_open()
         yield from self._repeat_writes()
         ended = self._snapshot(status, reward, failure)
-        end = self._sink.end(ended)  # before waiting for the beginning: they share a transaction
+        # Before waiting for the beginning: they share a transaction.
+        end = self._sink.end(replace(ended, spans=self._untraced(ended)))
         for write in (self._begun, end):
             yield write
             write.result()
@@ -282,6 +348,21 @@ class Rollout:
                 logger.error("step %s of rollout %s was not kept: %s", step.id, self.id, write.exception())
         self._settle(ended)
         return ended
+
+    def _check_open(self) -> None:
+        with self._lock:
+            if self._ended is None:
+                return
+            status = self._ended.status
+            paused = status is RolloutStatus.RUNNING
+            how = "was paused; Rollout.resume goes on" if paused else f"has ended already ({status})"
+        raise UnknownTrajectoryError(f"trajectory {self.id} {how}; or start a new one")
+
+    def _untraced(self, trajectory: Trajectory) -> tuple[Span, ...]:
+        """The spans that the sink does not have yet."""
+        if not self._traced:
+            return trajectory.spans
+        return tuple(span for span in trajectory.spans if span.id not in self._traced)
 
     def _repeat_writes(self) -> Generator[Future[None]]:
         if not failed(self._begun) and not any(failed(write) for _, write in self._writes):
@@ -305,7 +386,7 @@ class Rollout:
             late = self._spans[len(ended.spans) :]  # came while the end was being written
         for span in late:
             self._trace(span)
-        _open.pop(self.id, None)
+        closed(self)
         self._held.close()
 
     def _snapshot(
@@ -333,16 +414,3 @@ class Rollout:
                 duration=None if status is RolloutStatus.RUNNING else time.perf_counter() - self._clock,
                 spans=tuple(sorted(self._spans, key=lambda s: s.started_at)),
             )
-
-
-_open: "weakref.WeakValueDictionary[str, Rollout]" = weakref.WeakValueDictionary()
-
-
-def open_rollouts() -> tuple[Rollout, ...]:
-    """The rollouts of this process that have not ended."""
-    return tuple(_open.values())
-
-
-def open_rollout(rollout_id: str) -> Rollout | None:
-    """The rollout of this process with this id, if it has not ended."""
-    return _open.get(rollout_id)

@@ -227,7 +227,7 @@ class RolloutStatus(StrEnum):
     """What became of a rollout."""
 
     RUNNING = "running"
-    """Still going, or its process died before it ended."""
+    """Still going, paused, or its process died before it ended."""
     FINISHED = "finished"
     """The agent returned."""
     FAILED = "failed"
