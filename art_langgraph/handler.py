@@ -45,7 +45,7 @@ from art_langgraph.identity import identify
 from art_langgraph.joining import GatewayJoin, record
 from art_langgraph.run_watch import CACHE_HIT
 from art_langgraph.span_handler import SpanHandler, observing
-from art_langgraph.under_way import CANCELLED, STILL_RUNNING, calls_under_way
+from art_langgraph.under_way import CANCELLED, STILL_RUNNING, calls_under_way, problem_of
 
 logger = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class TrajectoryCallbackHandler(SpanHandler):
         call = self._ended(run_id)
         if call is None:
             return
-        problem = f"{type(error).__name__}: {error}"
+        problem = problem_of(error)
         key = key_of_error(error, kwargs.get("response")) or call.key
         if key is not None:
             self._join.completion(call, key, lambda _: call.failed(problem))

@@ -107,7 +107,7 @@ class SpanTracker:
         elif isinstance(error, GraphBubbleUp):
             self._close(run_id, "ok", _shown(error.args[0] if error.args else None), None)
         else:
-            self._close(run_id, "error", None, f"{type(error).__name__}: {error}")
+            self._close(run_id, "error", None, f"{type(error).__name__}: {error}".removesuffix(": "))
 
     def close(self, rollout: Rollout) -> None:
         """The rollout is about to end: what is still open was cancelled, or outlives its graph."""

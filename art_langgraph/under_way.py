@@ -59,7 +59,7 @@ class CallUnderWay:
     def end(self, error: BaseException | None) -> None:
         """It has ended: record it, unless that was done when its rollout ended."""
         if self._rollout is None or self._taken():
-            self._record(None if error is None else _problem(error))
+            self._record(None if error is None else problem_of(error))
         elif not isinstance(error, GeneratorExit | asyncio.CancelledError):
             self._rollout.count_fault("late_calls")
             logger.warning("rollout %s had ended when one of its calls did", self._rollout.id)
@@ -100,5 +100,8 @@ def calls_under_way(rollout: Rollout) -> tuple[CallUnderWay, ...]:
         return tuple(_calls.get(rollout.id, ()))
 
 
-def _problem(error: BaseException) -> str:
-    return UNFINISHED if isinstance(error, GeneratorExit) else f"{type(error).__name__}: {error}"
+def problem_of(error: BaseException) -> str:
+    """Why a call that raised has no answer."""
+    if isinstance(error, GeneratorExit):
+        return UNFINISHED  # its reader left
+    return f"{type(error).__name__}: {error}".removesuffix(": ")

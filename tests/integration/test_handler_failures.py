@@ -67,6 +67,16 @@ def test_a_cut_stream_is_a_failed_step_and_no_whole_looking_one(fake: FakeVLLM, 
     assert step.tokens is None
 
 
+async def test_a_stream_that_its_reader_leaves_says_so(fake: FakeVLLM, model: ChatOpenAI) -> None:
+    fake.script("word " * 20)
+    fake.chunk_delay = 0.01
+    async with capture() as rollout:
+        stream = model.astream("tea")
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+    assert [s.error for s in rollout.steps] == ["the stream ended before the completion did"]
+
+
 @pytest.mark.parametrize("problem", ["recursion", "tool", "timeout"])
 async def test_a_rollout_that_raises_keeps_its_steps_and_has_no_reward(
     model: ChatOpenAI, problem: str
