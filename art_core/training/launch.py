@@ -11,6 +11,7 @@ module, and take over its signal handlers.)
 """
 
 import io
+import os
 import pickle
 import shutil
 import sys
@@ -38,6 +39,20 @@ from art_core.types import Step, TrajectoryGroup
 
 ALONE_SECONDS = 10.0
 """How long after one rank failed the others may take to say that they failed alike."""
+
+
+FIRST_ALONE = frozenset({"save_state", "save_weights", "state"})
+"""What the first rank does alone, and changes nothing by: when that fails, all of them can go on."""
+
+
+def socket_directory() -> Path:
+    """A new directory of this user's alone: among temporary ones, or in ``/tmp`` where that place is too long.
+
+    A socket's path has 107 bytes at the most (103 on macOS); schedulers' temporary directories can be longer.
+    """
+    usual = tempfile.gettempdir()
+    short = len(os.fsencode(usual)) + len("/art-trainer-12345678/rank-1234") <= 103
+    return Path(tempfile.mkdtemp(prefix="art-trainer-", dir=usual if short else "/tmp"))
 
 
 class ChosenSteps:
@@ -119,7 +134,7 @@ class TrainerProcesses:
         self.lock = threading.RLock()
         self._size = parallel.processes
         self._ranks: list[RankProcess] = []
-        self._scratch = Path(tempfile.mkdtemp(prefix="art-trainer-"))
+        self._scratch = socket_directory()
         self._ended: str | None = None
         try:
             environment = rank_environment(parallel)
@@ -143,7 +158,10 @@ class TrainerProcesses:
                 rank.send(pickle.dumps(sys.path))
                 rank.send(pickle.dumps(setup))
             self._pids = tuple(rank.process.pid for rank in self._ranks)
-            self.description: Description = self._answers("start", None, deadline)
+            described = self._answers("start", None, deadline)
+            if isinstance(described, ArtError):
+                raise described
+            self.description: Description = described
         except BaseException:
             self.close()
             raise
@@ -231,15 +249,16 @@ class TrainerProcesses:
             try:
                 for rank in self._ranks:
                     rank.send(message)
-                return self._answers(method, progress, None)
-            except TrainerProcessError as failed:
-                self._end(str(failed).splitlines()[0])
-                raise
+                answer = self._answers(method, progress, None)
             except BaseException as interrupted:
                 # Ranks may be in the midst of it, and could not be told from ranks that answer the next call.
-                if not (isinstance(interrupted, ArtError) and self._ended is None):
-                    self._end(f"a call of {method} was given up ({type(interrupted).__name__})")
+                lost = isinstance(interrupted, TrainerProcessError)
+                given_up = f"a call of {method} was given up ({type(interrupted).__name__})"
+                self._end(str(interrupted).splitlines()[0] if lost else given_up)
                 raise
+            if isinstance(answer, ArtError):
+                raise answer
+            return answer
 
     def close(self) -> None:
         """End the processes. Closing twice does nothing."""
@@ -257,13 +276,22 @@ class TrainerProcesses:
     def _answers(
         self, method: str, progress: "Callable[[int, int], None] | None", deadline: float | None
     ) -> Any:
+        """What the first rank answered, or the error after which all of them stand where they stood.
+
+        Raises:
+            TrainerProcessError: a rank died, or failed by itself.
+        """
         waiting = {rank.pipe: rank for rank in self._ranks}
         result: Any = None
         raised: dict[int, Raised] = {}
         while waiting:
             for ready in wait(list(waiting), LOOK_SECONDS):
                 rank = waiting[ready]  # pyright: ignore[reportArgumentType] - it is one of those given
-                match rank.receive():
+                try:
+                    message = rank.receive()
+                except TrainerProcessError as gone:
+                    raise TrainerProcessError("\n".join([str(gone), *_told(raised)])) from None
+                match message:
                     case Progress(done, total):
                         if progress is not None:
                             progress(done, total)
@@ -284,17 +312,19 @@ class TrainerProcesses:
                 raise TrainerProcessError(f"no answer to {method} in time from {late}")
             if raised and len(raised) < self._size and method == "start":
                 break
-        if raised:
-            raise self._failure(method, raised)
-        return result
+        return self._failure(method, raised, all_answered=not waiting) if raised else result
 
-    def _failure(self, method: str, raised: Mapping[int, Raised]) -> ArtError:
-        first = raised[min(raised)]
-        kinds = {(type(r.error), str(r.error)) for r in raised.values()}
-        if first.error is not None and len(kinds) == 1 and (len(raised) == self._size or method == "start"):
-            return first.error
-        said = "\n".join(f"rank {number}:\n{failure.traceback}" for number, failure in sorted(raised.items()))
-        return TrainerProcessError(
-            f"{len(raised)} of {self._size} trainer processes failed in {method}; all have been ended, and "
-            f"training can go on from the last checkpoint:\n{said}"
-        )
+    def _failure(self, method: str, raised: Mapping[int, Raised], *, all_answered: bool) -> ArtError:
+        error = raised[min(raised)].error
+        alike = len({(type(r.error), str(r.error)) for r in raised.values()}) == 1
+        whole = len(raised) == self._size or method == "start"
+        harmless = all_answered and method in FIRST_ALONE and list(raised) == [0]
+        if error is not None and ((alike and whole) or harmless):
+            return error
+        what = f"{len(raised)} of {self._size} trainer processes failed in {method}"
+        way_out = "all have been ended, and training can go on from the last checkpoint"
+        raise TrainerProcessError("\n".join([f"{what}; {way_out}:", *_told(raised)]))
+
+
+def _told(raised: Mapping[int, Raised]) -> list[str]:
+    return [f"rank {number}:\n{failure.traceback}" for number, failure in sorted(raised.items())]

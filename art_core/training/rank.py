@@ -191,9 +191,16 @@ class Serving:
         return written.getvalue()
 
     def save_state(self, path: Path, generators: Mapping[str, Any]) -> None:
-        """`Trainer.save_state`, once."""
+        """`Trainer.save_state`, once.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        from art_core.training.written_whole import refused_by_the_disk
+
         if not self._ranks.rank:
-            self._trainer.save_state(path, generators)
+            with refused_by_the_disk(path):
+                self._trainer.save_state(path, generators)
 
     def load_state(self, state: bytes) -> None:
         """Go on from a state."""
@@ -202,9 +209,16 @@ class Serving:
         self._trainer.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))
 
     def save_weights(self, directory: Path) -> None:
-        """Write the adapter; the first rank's is everyone's."""
+        """Write the adapter; the first rank's is everyone's.
+
+        Raises:
+            CheckpointError: the disk refuses.
+        """
+        from art_core.training.written_whole import refused_by_the_disk
+
         if self._ranks.rank == 0:
-            self._trainer.policy.save_weights(directory)
+            with refused_by_the_disk(directory):
+                self._trainer.policy.save_weights(directory)
 
     def load_weights(self, directory: Path) -> None:
         """Read the adapter."""

@@ -3,6 +3,9 @@
 import os
 import random
 import signal
+import tempfile
+import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,13 @@ from safetensors.torch import load_file
 
 from art_core.backends.local import LocalBackend
 from art_core.config import GuardrailConfig, LossName, ParallelConfig, Strategy, TrainConfig
-from art_core.errors import ConfigError, NothingToTrainError, TrainerProcessError, TrainingStoppedError
+from art_core.errors import (
+    CheckpointError,
+    ConfigError,
+    NothingToTrainError,
+    TrainerProcessError,
+    TrainingStoppedError,
+)
 from art_core.inference.process_guard import signal_group
 from art_core.model import TrainableModel
 from art_core.training import checkpoints, rank_process
@@ -210,6 +219,58 @@ def test_an_error_that_all_processes_make_is_raised_as_it_is_and_they_go_on(rank
     assert together.train(groups(0)).updated
 
 
+def test_a_call_that_its_caller_gave_up_is_not_answered_to_the_next_one(model: Path, tmp_path: Path):
+    """Whatever error he gave it up with, ours too."""
+
+    def enough(done: int, total: int) -> None:
+        raise NothingToTrainError("enough")
+
+    build = tiny_policy(model, tmp_path / "faults")
+    alone = TrainerProcesses(build, LORA, CONFIG, ParallelConfig(), log_dir=tmp_path)
+    try:
+        with pytest.raises(NothingToTrainError, match="enough"):
+            alone.train(groups(0), progress=enough)
+        assert_ended(alone)
+    finally:
+        alone.close()
+
+
+def test_a_full_disk_costs_processes_the_checkpoint_alone(ranks: Ranks, tmp_path: Path):
+    together = ranks.fresh()
+    together.train(groups(1))
+    (tmp_path / "file").touch()
+    for write in (together.policy.save_weights, lambda path: together.save_state(path, {})):
+        with pytest.raises(CheckpointError, match="file"):
+            write(tmp_path / "file" / "below")
+    with pytest.raises(CheckpointError, match="Earlier checkpoints are untouched"):
+        checkpoints.save(tmp_path / "file", together, version=1)
+    checkpoints.save(tmp_path / "run", together, version=1)
+    assert together.train(groups(2)).updated
+
+
+def test_what_a_process_raised_is_told_though_another_one_dies_after_it(model: Path, tmp_path: Path):
+    build = tiny_policy(model, tmp_path / "faults")
+    parallel = ParallelConfig(processes=2, timeout=25)
+    together = TrainerProcesses(build, LORA, CONFIG, parallel, log_dir=tmp_path)
+    try:
+        set_fault(tmp_path / "faults", rank=1, message="the cause of it all")
+        log = tmp_path / "trainer" / "rank-1.log"
+
+        def kill_the_other() -> None:
+            while "the cause of it all" not in log.read_text():
+                time.sleep(0.05)
+            signal_group(together.pids[0], signal.SIGKILL)
+
+        killer = threading.Thread(target=kill_the_other)
+        killer.start()
+        with pytest.raises(TrainerProcessError, match=r"rank 0 .*SIGKILL") as failed:
+            together.train(groups(0))
+        killer.join()
+        assert "the cause of it all" in str(failed.value)
+    finally:
+        together.close()
+
+
 def test_what_guardrails_are_told_reaches_all_processes(ranks: Ranks):
     together = ranks.fresh()
     together.train(groups(5))
@@ -311,3 +372,17 @@ def test_devices_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPa
         rank_environment(ParallelConfig(processes=8))
     with pytest.raises(ConfigError, match="as many different devices"):
         ParallelConfig(processes=2, devices=(1,))
+
+
+def test_processes_find_their_parent_under_a_long_temporary_directory(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A socket's path has 107 characters at the most."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    alone = TrainerProcesses(
+        tiny_policy(model, tmp_path / "faults"), LORA, CONFIG, ParallelConfig(), log_dir=tmp_path
+    )
+    alone.close()
+    assert not list(long.iterdir())
