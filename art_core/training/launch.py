@@ -46,7 +46,7 @@ FIRST_ALONE = frozenset({"save_state", "save_weights", "state"})
 
 
 def socket_directory() -> Path:
-    """A new directory of this user's alone: among temporary ones, or in ``/tmp`` where that place is too long.
+    """A new directory of this user's alone: among temporary ones, or in ``/tmp`` where that is too deep.
 
     A socket's path has 107 bytes at the most (103 on macOS); schedulers' temporary directories can be longer.
     """
