@@ -2,7 +2,8 @@
 
 Invariant: what the caller gets is what OpenAI's client gives; what is recorded is what the server sent.
 
-A call belongs to the trajectory named by ``trajectory_id``, else to the current one of this context.
+A call belongs to the trajectory named by ``trajectory_id``, else to the current one of this context. Inside a
+graph that is captured, its step says which node made it.
 """
 
 import logging
@@ -19,9 +20,9 @@ from art_core.capture import Call, failed_step, steps_from
 from art_core.errors import CaptureError, RolloutTooLongError
 from art_core.inference.availability import availability_of
 from art_core.inference.endpoint import raw_logprobs_of
-from art_core.recording import ROLLOUT_HEADER, Rollout, current_rollout
+from art_core.recording import ROLLOUT_HEADER, Rollout, current_rollout, identity_here
 from art_core.tap import Exchange, async_keeping_client, keeping_client
-from art_core.types import PolicyVersion, Step
+from art_core.types import PolicyVersion, Step, StepIdentity
 
 if TYPE_CHECKING:
     from art_core.model import TrainableModel
@@ -43,6 +44,7 @@ class _Turn:
     started_at: float
     clock: float
     raw_logprobs: bool
+    identity: StepIdentity
 
     @property
     def wire(self) -> dict[str, Any]:
@@ -60,6 +62,7 @@ class _Turn:
             request=exchange.request,
             rollout_id=self.rollout.id,
             policy=self.version,
+            identity=self.identity,
             started_at=self.started_at,
             duration=(exchange.ended_at or time.perf_counter()) - self.clock,
             time_to_first_token=exchange.time_to_first_token(self.clock),
@@ -185,7 +188,9 @@ class Completions:
                 server=availability_of(self._model),
             )
             raw = raw_logprobs_of(self._model)
-            yield _Turn(rollout, named, version, exchange, time.time(), time.perf_counter(), raw)
+            identity = identity_here() if rollout is current_rollout() else StepIdentity()
+            clock = time.perf_counter()
+            yield _Turn(rollout, named, version, exchange, time.time(), clock, raw, identity)
 
     def _record(self, turn: _Turn, steps: tuple[Step, ...]) -> None:
         for step in steps:

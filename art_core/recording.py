@@ -7,7 +7,7 @@ context) never mix. What a `Rollout` is, and where it is kept, is in `art_core.r
 their names are here, too.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -15,6 +15,7 @@ from art_core.ids import new_id
 from art_core.open_rollouts import ROLLOUT_HEADER, open_rollout, open_rollouts
 from art_core.rollout import Rollout
 from art_core.sinks import Acknowledgement, NullSink, Sink
+from art_core.types import StepIdentity
 
 __all__ = [
     "ROLLOUT_HEADER",
@@ -24,6 +25,7 @@ __all__ = [
     "Sink",
     "context_is_known",
     "current_rollout",
+    "identity_here",
     "new_id",
     "open_rollout",
     "open_rollouts",
@@ -31,8 +33,11 @@ __all__ = [
     "set_current_rollout",
 ]
 
-_current: ContextVar[Rollout | None] = ContextVar("art_rollout")
+Place = Callable[[Rollout], StepIdentity]
+"""Says where in an agent the code that calls it is, and numbers the call that is about to be made there."""
 
+_current: ContextVar[Rollout | None] = ContextVar("art_rollout")
+_place: ContextVar[Place | None] = ContextVar("art_place", default=None)
 
 _UNSAID = object()
 
@@ -58,10 +63,24 @@ def set_current_rollout(rollout: Rollout | None) -> None:
 
 
 @contextmanager
-def recording(rollout: Rollout) -> Generator[Rollout]:
-    """Make a rollout the current one inside the block."""
+def recording(rollout: Rollout, *, place: Place | None = None) -> Generator[Rollout]:
+    """Make a rollout the current one inside the block.
+
+    Args:
+        rollout: what calls made here belong to.
+        place: says where in the agent they are made; None: whoever said it before.
+    """
     token = _current.set(rollout)
+    placed = None if place is None else _place.set(place)
     try:
         yield rollout
     finally:
+        if placed is not None:
+            _place.reset(placed)
         _current.reset(token)
+
+
+def identity_here() -> StepIdentity:
+    """Where in the agent a call of the current rollout is about to be made; empty where nobody knows."""
+    rollout, place = current_rollout(), _place.get()
+    return StepIdentity() if rollout is None or place is None else place(rollout)

@@ -19,6 +19,7 @@ from art_core.missing_calls import where_calls_went
 from art_core.recording import Rollout, Sink, recording
 from art_core.types import Failure, Scenario
 from art_langgraph.handler import DRAIN_SECONDS, TrajectoryCallbackHandler
+from art_langgraph.identity import place
 
 _ambient: ContextVar[TrajectoryCallbackHandler | None] = ContextVar("art_trajectory_handler", default=None)
 
@@ -78,7 +79,7 @@ class capture:
         self._rollout = rollout
         self._handler = TrajectoryCallbackHandler(rollout, **self._options)
         self._token: Token[TrajectoryCallbackHandler | None] = _ambient.set(self._handler)
-        self._recording = recording(rollout)
+        self._recording = recording(rollout, place=place)
         self._recording.__enter__()
         return rollout
 

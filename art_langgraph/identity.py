@@ -91,8 +91,13 @@ def identify(
     )
 
 
+def place(rollout: Rollout) -> StepIdentity:
+    """The identity of a call that is about to be made here by a client that is not LangChain's."""
+    return identify({}, rollout=rollout)
+
+
 def _around() -> Mapping[str, Any]:
-    """What LangChain knows of the node around a call of ``generate``, which takes no config."""
+    """What LangChain knows of the node around a call that it was not told of, or got no config for."""
     return (var_child_runnable_config.get() or {}).get("metadata") or {}
 
 
