@@ -8,10 +8,12 @@ to train on, and `forget` lets go of what was trained on, which is in the record
 """
 
 import threading
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from art_core.errors import RewardError, UnknownTrajectoryError
+from art_core.errors import NothingToTrainError, RewardError, UnknownTrajectoryError
+from art_core.gather import Gathered
 from art_core.recording import Rollout, Sink, current_rollout, set_current_rollout
 from art_core.types import Failure, RolloutStatus, Scenario, Trajectory, TrajectoryGroup
 
@@ -126,11 +128,21 @@ def by_scenario(trajectories: Sequence[Trajectory]) -> list[TrajectoryGroup]:
 
 
 def require_scored(groups: Iterable[TrajectoryGroup]) -> None:
-    """Refuse groups with members that neither failed nor have a reward.
+    """Refuse groups with members that neither failed nor have a reward, and rollouts of which none was kept.
 
     Raises:
-        RewardError: there are some; the message names them.
+        RewardError: there are such members; the message names them.
+        NothingToTrainError: all groups were dropped for failed rollouts; the message says why those failed.
     """
+    if isinstance(groups, Gathered) and groups.dropped and not groups:
+        failed = groups.failed
+        causes = Counter(t.failure.cause for t in failed if t.failure).most_common()
+        first = next((t.failure.message for t in failed if t.failure), "unknown")
+        raise NothingToTrainError(
+            f"there is nothing to train on: all {len(groups.dropped)} groups were dropped, since too few of "
+            f"their rollouts finished ({', '.join(f'{count} {cause}' for cause, count in causes)}); the "
+            f"first failure: {first}"
+        )
     missing = [t.id for g in groups for t in g if not t.failed and not _scored(t)]
     if missing:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 import pytest
 from helpers.gathering import THREE, Log, say
 
-from art_core.errors import RolloutFailedError
+from art_core import TrainableModel
+from art_core.errors import NothingToTrainError, RolloutFailedError
 from art_core.gather import OnFailure, agather, gather
 from art_core.recording import current_rollout
 from art_core.types import Scenario
@@ -233,6 +234,18 @@ async def test_groups_with_too_few_finished_members_are_set_aside_and_reported(c
     assert len(groups.failed) == 2
     assert "'b' dropped: 1 of 3 rollouts finished, 2 needed (2 exception)" in caplog.text
     assert "the disk of tool X is full" in caplog.text
+
+
+async def test_training_on_groups_that_were_all_dropped_says_why_they_were() -> None:
+    def agent(scenario: Scenario) -> None:
+        say("hello")
+        raise RuntimeError("the tool is down")
+
+    groups = await agather(agent, THREE, group_size=2, progress=False)
+    assert list(groups) == []
+    model = TrainableModel(base_model="none", project="p", name="m")
+    with pytest.raises(NothingToTrainError, match=r"all 3 groups .* \(6 exception\); .*: the tool is down"):
+        await model.atrain(groups)
 
 
 async def test_a_rollout_without_a_captured_policy_call_fails_and_says_where_the_calls_went() -> None:
