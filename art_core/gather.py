@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.progress import Board, ProgressReport, report_progress
@@ -203,7 +203,7 @@ async def agather_on(
         if value < least:
             raise ConfigError(f"{name}={value}: expected at least {least}")
     tries = 1 + max(retries, int(policy is OnFailure.RETRY))
-    waiting = list(scenarios)
+    waiting = _scenarios(scenarios)
     reserve = iter(spares or ())
     seen: Counter[str] = Counter()
 
@@ -335,6 +335,18 @@ def _min_group_size(given: int | None, group_size: int) -> int:
     if not 0 <= needed <= group_size:
         raise ConfigError(f"min_group_size={given}: expected 0 to group_size={group_size}")
     return needed
+
+
+def _scenarios(given: Iterable[Scenario]) -> list[Scenario]:
+    if isinstance(given, Scenario):
+        raise ConfigError(f"scenarios is one Scenario; give a list: [Scenario({given.id!r}, ...)]")
+    found = list(given)
+    for place, scenario in enumerate(cast("list[object]", found)):
+        if not isinstance(scenario, Scenario):
+            raise ConfigError(
+                f"scenarios[{place}] is {type(scenario).__name__}; give Scenario('a name', inputs={{...}})"
+            )
+    return found
 
 
 def _set_small_aside(groups: list[TrajectoryGroup], needed: int, flat: Sequence[TrajectoryGroup]) -> Gathered:

@@ -88,6 +88,11 @@ class ChatART(ChatOpenAI):
     def __init__(self, endpoint: PolicyEndpoint | None = None, **kwargs: Any) -> None:
         if endpoint is None:
             raise ConfigError("ChatART needs the policy that it is to call: ChatART(model, ...)")
+        if isinstance(cast("object", endpoint), str):
+            raise ConfigError(
+                f"ChatART({endpoint!r}): expected the policy itself, a TrainableModel, or "
+                "StaticEndpoint(base_url, model) for a server that you run"
+            )
         super().__init__(**_settings(endpoint, kwargs))
 
     @classmethod

@@ -160,6 +160,12 @@ def test_settings_that_contradict_the_policy_are_refused(
         chat_for(server, **settings)
 
 
+def test_a_name_or_an_address_is_no_policy():
+    named: Any = "http://127.0.0.1:8000/v1"
+    with pytest.raises(ConfigError, match=r"StaticEndpoint\(base_url, model\)"):
+        ChatART(named)
+
+
 def test_a_client_of_the_users_own_carries_the_calls(server: FakeVLLM):
     import httpx
 

@@ -1,6 +1,7 @@
 """Graphs in many processes give what they give in one."""
 
 import multiprocessing
+import threading
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_processes_may_be_kept_between_calls_from_sync_code(tmp_path: Path) -> N
         (PATH, {"reward": lambda t: 1.0}, "the reward function is sent"),
         (PATH, {"reward": "helpers.rollout_graphs:nothing"}, "has no 'nothing'"),
         (PATH, {"workers": 0}, "workers=0"),
+        (PATH, {"context": lambda scenario: scenario.id}, "the context is sent"),
+        (PATH, {"config": {"configurable": {"lock": threading.Lock()}}}, "the config is sent"),
     ],
 )
 async def test_what_other_processes_cannot_be_given_is_refused(graph, options, message) -> None:

@@ -4,10 +4,12 @@ import asyncio
 import contextvars
 import threading
 
+import pytest
 from helpers.gathering import THREE, say, talk
 from hypothesis import given
 from hypothesis import strategies as st
 
+from art_core.errors import ConfigError
 from art_core.gather import agather, gather, member_seed
 from art_core.recording import current_rollout
 from art_core.types import RolloutStatus, Scenario
@@ -118,6 +120,21 @@ def test_gather_is_agather_for_sync_code_also_when_a_loop_is_running() -> None:
 
 async def test_no_scenarios_give_no_groups() -> None:
     assert await agather(talk, [], group_size=4) == []
+
+
+@pytest.mark.parametrize(
+    ("scenarios", "message"),
+    [
+        (Scenario("a"), r"give a list: \[Scenario\('a'"),
+        ([Scenario("a"), {"topic": "tea"}], r"scenarios\[1\] is dict; give Scenario"),
+        (["tea"], r"scenarios\[0\] is str"),
+    ],
+)
+async def test_what_is_no_list_of_scenarios_is_refused_before_anything_runs(scenarios, message) -> None:
+    ran: list[Scenario] = []
+    with pytest.raises(ConfigError, match=message):
+        await agather(ran.append, scenarios, group_size=1)
+    assert ran == []
 
 
 # -- seeds -------------------------------------------------------------------------------------------
