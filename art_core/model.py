@@ -23,6 +23,7 @@ from art_core.inference.endpoint import PolicyEndpoint, raw_logprobs_of, served_
 from art_core.inference.gateway import Gateway
 from art_core.inference.pinned import PinnedEndpoint
 from art_core.recording import Rollout, Sink
+from art_core.seeing_through import seen_through
 from art_core.selection import Train, as_selection
 from art_core.sync import run_sync
 from art_core.types import PolicyVersion, Scenario, Trajectory, TrajectoryGroup
@@ -342,9 +343,8 @@ class TrainableModel:
                 "end some with end_trajectory(id, reward=...), or pass groups"
             )
         batches = in_batches(collected, self.config.batch_size)
-        report = await self._registered.atrain(batches, train=train, imitate=imitate)
-        self._collection.forget(collected)
-        return report
+        training = self._registered.atrain(batches, train=train, imitate=imitate)
+        return await seen_through(training, then=lambda: self._collection.forget(collected))
 
     def train(
         self,

@@ -36,6 +36,7 @@ from art_core.observe.gathered import gathered_metrics
 from art_core.observe.phases import Training
 from art_core.observe.sinks.base import MetricSink
 from art_core.recording import Sink
+from art_core.seeing_through import seen_through
 from art_core.selection import Train
 from art_core.store import Store
 from art_core.training.knobs import KnobBoard, Knobs, Turn, Turned
@@ -290,32 +291,38 @@ class LocalRegistration:
         self, train: "Callable[[], TrainReport]", groups: Sequence[TrajectoryGroup] = ()
     ) -> "TrainReport":
         async with self._training:
-            began = time.time()
-            self._note(self._board.read())
-            served = await asyncio.to_thread(self._monitor.window)
+            # Its thread would go on anyway, on a machine that is not its own any more.
+            return await seen_through(self._step(train, groups))
+
+    async def _step(
+        self, train: "Callable[[], TrainReport]", groups: Sequence[TrajectoryGroup]
+    ) -> "TrainReport":
+        began = time.time()
+        self._note(self._board.read())
+        served = await asyncio.to_thread(self._monitor.window)
+        try:
             if not self._apart:  # otherwise rollouts may go on: see `art_core.learning`
                 await self.engine.pause()
             trained_from = time.time()
-            try:
-                report = await asyncio.to_thread(self._as_turned, train)
-                trained_to = time.time()
-                for event in report.events:
-                    self._record.happened(event)
-                    self._stopped = self._stopped or event.kind == "training_stopped"
-                ids = tuple(g.id for g in groups)
-                adapter = await self._publish(ids, report) if report.updated else None
-            except TrainingStoppedError:
-                self._stopped = True  # also when it was an earlier process that stopped
-                raise
-            finally:
-                if not self._apart:
-                    await self.engine.resume()
-                self._monitor.begin()
-            await self._serving.tidy()
-            training = Training(began, trained_from, trained_to, time.time())
-            version = self.current_version()
-            await asyncio.to_thread(self._record.trained, report, groups, training, version, served, adapter)
-            return report
+            report = await asyncio.to_thread(self._as_turned, train)
+            trained_to = time.time()
+            for event in report.events:
+                self._record.happened(event)
+                self._stopped = self._stopped or event.kind == "training_stopped"
+            ids = tuple(g.id for g in groups)
+            adapter = await self._publish(ids, report) if report.updated else None
+        except TrainingStoppedError:
+            self._stopped = True  # also when it was an earlier process that stopped
+            raise
+        finally:
+            if not self._apart:
+                await self.engine.resume()
+            self._monitor.begin()
+        await self._serving.tidy()
+        training = Training(began, trained_from, trained_to, time.time())
+        version = self.current_version()
+        await asyncio.to_thread(self._record.trained, report, groups, training, version, served, adapter)
+        return report
 
     def log_metrics(self, values: Mapping[str, float]) -> None:
         """Keep numbers of somebody else's about the current version."""

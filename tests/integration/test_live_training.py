@@ -1,6 +1,8 @@
 """What changes while a run goes on: knobs, replay, staleness, guardrails, forks; with a tiny model."""
 
+import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +13,13 @@ from helpers.training import same, weights
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig, ReplayConfig, RetentionConfig
-from art_core.errors import CheckpointError, ConfigError, NothingToTrainError, TrainingStoppedError
+from art_core.errors import (
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    NothingToTrainError,
+    TrainingStoppedError,
+)
 from art_core.rewards import component, score_trajectories
 from art_core.store import Event
 from art_core.training.report import TrainReport
@@ -285,3 +293,66 @@ def test_the_best_checkpoint_by_its_rollouts_stays(base_model: str, tmp_path: Pa
             model.train()
     kept = sorted((tmp_path / "p" / "agent" / "checkpoints").glob("checkpoint-*"))
     assert [int(p.name[-2:]) for p in kept] == [1, 4, 5]
+
+
+async def test_a_training_step_whose_caller_is_cancelled_is_seen_to_its_end(
+    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
+):
+    """Its thread goes on anyway: the engine must not be given the machine back, nor another step begin."""
+    collect(model)
+    registered = model._registered
+    trainer, engine = registered._trainer, registered.engine  # type: ignore[attr-defined]
+    train, resume = trainer.train, engine.resume
+    training, go_on = threading.Event(), threading.Event()
+    happened: list[str] = []
+
+    def slowly(*groups: object, **options: object) -> TrainReport:
+        training.set()
+        assert go_on.wait(60)
+        report = train(*groups, **options)
+        happened.append("trained")
+        return report
+
+    async def resumed() -> None:
+        happened.append("resumed")
+        await resume()
+
+    monkeypatch.setattr(trainer, "train", slowly)
+    monkeypatch.setattr(engine, "resume", resumed)
+    step = asyncio.create_task(model.atrain())
+    assert await asyncio.to_thread(training.wait, 60)
+    step.cancel()
+    await asyncio.wait({step}, timeout=0.5)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await step
+    assert happened == ["trained", "resumed"]
+    assert model.endpoint.current_version().number == 1
+    store = registered.store  # type: ignore[attr-defined]
+    assert [m.step for m in store.metrics(store.runs()[0].id, "updates")] == [1]
+    with pytest.raises(NothingToTrainError, match="has collected no trajectories"):
+        await model.atrain()
+
+
+async def test_an_engine_that_did_not_pause_is_told_to_go_on(
+    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
+):
+    """It may have begun to: some of its replicas, or the server that takes its place."""
+    collect(model)
+    engine = model._registered.engine  # type: ignore[attr-defined]
+    resume, resumed = engine.resume, []
+
+    async def refuse() -> None:
+        raise EngineError("it cannot pause now")
+
+    async def told_to_resume() -> None:
+        resumed.append(True)
+        await resume()
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine, "pause", refuse)
+        broken.setattr(engine, "resume", told_to_resume)
+        with pytest.raises(EngineError, match="cannot pause now"):
+            await model.atrain()
+    assert resumed
+    assert (await model.atrain()).updated
