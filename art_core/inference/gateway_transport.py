@@ -178,7 +178,9 @@ class Transport:
         built = self._client.build_request("POST", base_url + path, content=content, headers=headers)
         try:
             return _HttpxAnswer(await self._client.send(built, stream=True))
-        except (httpx.ConnectError, httpx.ConnectTimeout) as unreachable:
+        except httpx.ConnectTimeout as late:
+            raise HttpError("connect_timeout", said(late)) from late
+        except httpx.ConnectError as unreachable:
             raise HttpError("connect", said(unreachable)) from unreachable
         except httpx.HTTPError as down:
             raise HttpError("read", said(down)) from down

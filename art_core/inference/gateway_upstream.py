@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 
 from art_core.errors import ArtError, EngineError
-from art_core.inference.availability import ALWAYS, HeldTooLongError, availability_of
+from art_core.inference.availability import ALWAYS, MAX_LIVES, HeldTooLongError, availability_of
 from art_core.inference.endpoint import PolicyEndpoint, served_name
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.inference.gateway_transport import BegunAnswer, ServerAnswer, Transport, is_local
@@ -200,7 +200,7 @@ class Upstream:
     ) -> tuple[ServerAnswer, Replica]:
         """An answer that may be shown, and the replica that gives it, which counts as busy with it."""
         tried: list[Replica] = []
-        failures = 0
+        failures, lives = 0, 1
         deadline = time.monotonic() + self._patience
         while True:
             life = await self._life()
@@ -208,9 +208,10 @@ class Upstream:
             try:
                 answer = await self._attempt(replica, path, content, headers)
             except HttpError as down:
-                refused = down.kind in ("connect", "connect_timeout")
-                failures += not refused
-                if failures < ATTEMPTS and await self._came_back(life):
+                failures += down.kind not in ("connect", "connect_timeout")
+                dropped = down.kind in ("connect", "read")
+                if failures < ATTEMPTS and lives < MAX_LIVES and await self._came_back(life, dropped):
+                    lives += 1
                     self.repeated[replica.name] += 1
                     continue
                 tried.append(replica)
@@ -224,7 +225,7 @@ class Upstream:
             if answer.status != 404 or failures >= ATTEMPTS:
                 return answer, replica
             should = self._should_serve(replica, version)
-            if not should and not await self._came_back(life):
+            if not should and not await self._came_back(life, looks_restarted=version is not None):
                 return answer, replica
             self.router.ended(replica)
             await answer.aclose()
@@ -271,9 +272,9 @@ class Upstream:
         finally:
             self.queued -= 1
 
-    async def _came_back(self, life: int) -> bool:
+    async def _came_back(self, life: int, looks_restarted: bool) -> bool:
         try:
-            return await self._server.alost(life)
+            return await self._server.alost(life, looks_restarted=looks_restarted)
         except EngineError as dead:
             raise RefusalError(503, str(dead), "upstream_error") from dead
 

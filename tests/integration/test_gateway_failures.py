@@ -8,10 +8,13 @@ from contextlib import ExitStack
 import httpx
 import openai
 import pytest
+from fakes.vllm_late import LateVLLM
 from fakes.vllm_server import FakeVLLM, Reply
 from helpers.gateways import HI, MovingPolicy, leave, only_step, until
 
 from art_core.errors import CaptureError, EngineError
+from art_core.inference.availability import MAX_LIVES
+from art_core.inference.endpoint import StaticEndpoint
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_log import Completion, CompletionLog
 from art_core.inference.gateway_proxy import CLIENT_GONE, KEY_HEADER
@@ -53,6 +56,40 @@ def test_a_connection_that_is_dropped_before_the_answer_is_a_502(fake: FakeVLLM,
     answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
     assert answer.status_code == 502
     assert fake.base_url in answer.json()["error"]["message"]
+
+
+def ask(gateway: Gateway, **request: object) -> httpx.Response:
+    body = {"model": "m", "messages": HI, **request}
+    return httpx.post(f"{gateway.base_url}/chat/completions", json=body, timeout=60)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fault", ["drop", "unknown"])
+def test_an_address_that_others_restart_is_asked_again_though_it_was_back_before_anybody_looked(
+    fault: str, stream: bool
+) -> None:
+    kind = LateVLLM if fault == "unknown" else FakeVLLM
+    with kind("here it is", models=["m@1"]) as server:
+        if fault == "drop":
+            server.fail(1.0, ["drop"], times=1)
+        with Gateway(StaticEndpoint(server.base_url, "m@1", patience=30)) as gateway:
+            answer = ask(gateway, stream=stream)
+        assert answer.status_code == 200
+        assert ("[DONE]" if stream else "here it is") in answer.text
+        assert len(server.requests) == 2
+
+
+def test_an_address_that_drops_every_call_is_asked_a_few_times_and_no_more(fake: FakeVLLM) -> None:
+    fake.models = ["m@1"]
+    fake.fail(1.0, ["drop"])
+    with Gateway(StaticEndpoint(fake.base_url, "m@1", patience=30)) as gateway:
+        assert ask(gateway).status_code == 502
+        asked = len(fake.requests)
+        assert 1 < asked <= MAX_LIVES
+        assert ask(gateway, model="unknown").status_code == 502
+        fake.fail(0.0, ["drop"])
+        assert ask(gateway, model="unknown").status_code == 404
+        assert len(fake.requests) <= 2 * asked + 1
 
 
 def test_garbage_is_passed_on_as_it_is_and_marked(fake: FakeVLLM, gateway: Gateway) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+from fakes.vllm_late import LateVLLM
 from fakes.vllm_server import FakeVLLM
 
 from art_core.errors import EngineError
@@ -43,21 +44,9 @@ def test_a_dropped_connection_is_sent_again_to_a_server_that_was_back_before_any
     assert len(server.requests) == 2
 
 
-class Late(FakeVLLM):
-    """Knows its model from the second request on, though it lists it: it has just begun."""
-
-    async def _respond(self, method: str, path: str, *rest: Any) -> None:
-        listed, early = self.models, path.endswith("completions") and not self.requests
-        self.models = ["another"] if early else listed
-        try:
-            await super()._respond(method, path, *rest)
-        finally:
-            self.models = listed
-
-
 @BOTH
 def test_a_model_that_was_not_known_yet_and_is_now_is_asked_again(use_async: bool):
-    with Late("here it is", models=["m@1"]) as server:
+    with LateVLLM("here it is", models=["m@1"]) as server:
         assert ask(server, use_async) == "here it is"
         assert len(server.requests) == 2
 
