@@ -224,11 +224,15 @@ class Upstream:
             failures += answer.status == 404
             if answer.status != 404 or failures >= ATTEMPTS:
                 return answer, replica
-            should = self._should_serve(replica, version)
-            if not should and not await self._came_back(life, looks_restarted=version is not None):
-                return answer, replica
-            self.router.ended(replica)
-            await answer.aclose()
+            should, shown = version in (replica.versions or ()), False  # as who watches over it says
+            try:
+                shown = not (should or await self._came_back(life, looks_restarted=version is not None))
+                if shown:
+                    return answer, replica
+            finally:
+                if not shown:
+                    self.router.ended(replica)
+                    await answer.aclose()
             self.repeated[replica.name] += 1
             if should:  # otherwise it had lost the version, and has it again
                 self.router.suspect(replica, f"it does not know {version}, which it should serve")
@@ -253,10 +257,6 @@ class Upstream:
             if answer is not None:
                 await answer.aclose()
             raise
-
-    def _should_serve(self, replica: Replica, version: PolicyVersion | None) -> bool:
-        """Whether somebody watches over a replica who says that it serves a version."""
-        return replica.versions is not None and version in replica.versions
 
     async def _life(self) -> int:
         """The life of the server that a call goes to; waits while it is restarted."""

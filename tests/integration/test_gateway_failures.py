@@ -92,6 +92,16 @@ def test_an_address_that_drops_every_call_is_asked_a_few_times_and_no_more(fake:
         assert len(fake.requests) <= 2 * asked + 1
 
 
+def test_a_call_whose_model_does_not_come_back_is_under_way_no_more(fake: FakeVLLM) -> None:
+    fake.models = ["another"]
+    with Gateway(StaticEndpoint(fake.base_url, "m@1", patience=0.1)) as gateway:
+        answer = ask(gateway)
+        assert answer.status_code == 503
+        assert "did not serve m@1 again" in answer.json()["error"]["message"]
+        (replica,) = httpx.get(f"{gateway.url}/health").json()["replicas"]
+        assert replica["in_flight"] == 0
+
+
 def test_garbage_is_passed_on_as_it_is_and_marked(fake: FakeVLLM, gateway: Gateway) -> None:
     fake.fail(1.0, ["garbage"])
     answer = httpx.post(f"{gateway.base_url}/chat/completions", json={"model": "m", "messages": HI})
