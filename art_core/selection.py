@@ -4,22 +4,23 @@ Invariant: a step that cannot be trained is never chosen, and every step that is
 under its reason.
 
 ``Nodes("planner", "writer") & ~Tags("draft")`` reads as it works. Without a choice, every trainable
-step of a policy is trained, except those that a later attempt superseded.
+step of the policy in training is trained, except those that a later attempt superseded.
 """
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TypeAlias
 
 from art_core.capture import superseded
 from art_core.errors import ConfigError
-from art_core.types import Step, Trajectory
+from art_core.types import Step, Trajectory, TrajectoryGroup
 
 SUPERSEDED = "superseded by a later attempt"
 NOT_SELECTED = "not selected for training"
+OTHER_POLICY = "of another policy than the one in training"
 
 
 class Selection(ABC):
@@ -236,6 +237,33 @@ def choose(trajectory: Trajectory, train: Train = None, *, include_superseded: b
         else:
             left_out[reason] += 1
     return Chosen(tuple(chosen), left_out)
+
+
+def own_steps(groups: Sequence[TrajectoryGroup], policy: str) -> list[TrajectoryGroup]:
+    """Groups as one policy is trained on them.
+
+    Where it was called anywhere in them, steps of other policies cannot be trained: they were sampled by
+    other weights. Groups in which it was never called stay as they are: those of the policy that it was
+    forked from, say.
+
+    Args:
+        groups: as they were collected, all that belong together.
+        policy: the name, without a version.
+    """
+    models = {s.policy.model for group in groups for t in group for s in t.steps if s.policy is not None}
+    if policy not in models or len(models) == 1:
+        return list(groups)
+    return [group.with_trajectories([_own_steps(t, policy) for t in group]) for group in groups]
+
+
+def _own_steps(trajectory: Trajectory, policy: str) -> Trajectory:
+    steps = tuple(
+        step
+        if step.policy is None or step.policy.model == policy or step.untrainable is not None
+        else replace(step, untrainable=OTHER_POLICY)
+        for step in trajectory.steps
+    )
+    return replace(trajectory, steps=steps)
 
 
 def step_reward(trajectory: Trajectory, step: Step) -> float | None:

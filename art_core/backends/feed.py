@@ -5,7 +5,8 @@ alone; everything that is held back is counted under its reason; a feed that was
 never ended.
 
 Groups are recorded and kept as they were scored. Here, and nowhere else, their rewards become those that are
-trained: fresh and replayed ones are brought under the weights in force (`art_core.rewards.reweighting`).
+trained: fresh and replayed ones are brought under the weights in force (`art_core.rewards.reweighting`). Of
+what several policies said, the steps of the others are left out (`art_core.selection.own_steps`).
 """
 
 import logging
@@ -19,6 +20,7 @@ from art_core.config import TrainConfig
 from art_core.errors import NothingToTrainError, UnknownTrajectoryError
 from art_core.observe.gathered import group_std
 from art_core.rewards.reweighting import Reweighted, reweighted
+from art_core.selection import own_steps
 from art_core.training.guardrails import TrainEvent
 from art_core.types import TrajectoryGroup
 
@@ -61,10 +63,12 @@ class Feed:
     """The data policy of one model.
 
     Args:
+        policy: the model's name.
         seed: of what is drawn from earlier groups.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
+    def __init__(self, policy: str, *, seed: int = 0) -> None:
+        self._policy = policy
         self._seed = seed
         self._buffer: ReplayBuffer | None = None
         self._weights: dict[str, float] = {}
@@ -96,6 +100,7 @@ class Feed:
         from art_core.training.replay import fresh, staleness
 
         weights = dict(weights or {})
+        batches = self._own(batches)
         left_out: Counter[str] = Counter()
         young: list[list[TrajectoryGroup]] = []
         for batch in batches:
@@ -164,7 +169,7 @@ class Feed:
     def keep(self, batches: Batches, version: int, config: TrainConfig) -> None:
         """Keep groups that were trained, as they were scored, for later calls."""
         if config.replay is not None:
-            self._of(config).add([group for batch in batches for group in batch], version)
+            self._of(config).add([group for batch in self._own(batches) for group in batch], version)
 
     def state(self) -> list[dict[str, Any]]:
         """What is kept, as JSON."""
@@ -189,7 +194,11 @@ class Feed:
                 logger.warning("a group that was to be trained again is not replayed: %s", lost)
             else:
                 there.append(item)
-        self._of(config).restore(there, lookup)
+        self._of(config).restore(there, lambda found: own_steps([lookup(found)], self._policy)[0])
+
+    def _own(self, batches: Batches) -> Batches:
+        own = own_steps([group for batch in batches for group in batch], self._policy)
+        return _split(own, [len(batch) for batch in batches])
 
     def _draw(self, version: int, config: TrainConfig) -> list[TrajectoryGroup]:
         return [] if config.replay is None else self._of(config).draw(version)

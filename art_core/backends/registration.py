@@ -89,7 +89,7 @@ class LocalRegistration:
             base_adapter=self._base_adapter(),
             scores=self._scores,
         )
-        self._feed = Feed(seed=config.seed)
+        self._feed = Feed(config.name, seed=config.seed)
         self._watch = RewardWatch()
         self._stopped = False
         self._board = KnobBoard(directory.parent, config.train_config)

@@ -16,7 +16,7 @@ from art_core import LocalBackend, TrainableModel
 from art_core.config import LoRAConfig, TrainConfig
 from art_core.errors import ConfigError, NothingToTrainError
 from art_core.scoring import Reward
-from art_core.selection import NOT_SELECTED, Nodes
+from art_core.selection import NOT_SELECTED, OTHER_POLICY, Nodes
 from art_core.training.grpo import Trainer
 from art_core.training.peft_policy import PeftPolicy
 from art_core.training.policy import TRAINING
@@ -86,6 +86,31 @@ async def test_only_the_chosen_nodes_tokens_are_trained(model: TrainableModel) -
     assert both.metrics["entries"] == sampled(everyone, "plan", "write")
     by_name = await model.atrain(groups, train="write")
     assert by_name.metrics["entries"] == sampled(everyone, "write")
+
+
+async def test_two_models_in_one_graph_are_each_trained_on_what_they_said_themselves(
+    model: TrainableModel, tmp_path: Path
+) -> None:
+    with TrainableModel(base_model=model.config.base_model, project="p", name="other", lora_rank=4) as other:
+        other.register(LocalBackend(root=tmp_path, dtype="float32", max_model_len=256))
+        mine, others = ChatART(model, max_tokens=2), ChatART(other, max_tokens=5)
+
+        async def plan(state: State) -> State:
+            return {"plan": (await mine.ainvoke(f"plan {state['task']}")).text}
+
+        async def write(state: State) -> State:
+            return {"text": (await others.ainvoke(f"write {state['plan']}")).text}
+
+        graph = StateGraph(State).add_node("plan", plan).add_node("write", write)
+        graph.add_edge(START, "plan").add_edge("plan", "write")
+        scenarios = [Scenario("a", {"task": "a"})]
+        groups = await agather(graph.compile(), scenarios, group_size=2, model=model, progress=False)
+        members = [t.with_reward(float(i)) for i, t in enumerate(groups[0])]
+        scored = [groups[0].with_trajectories(members)]
+        for trained, node in ((model, "plan"), (other, "write")):
+            report = await trained.atrain(scored)
+            assert report.metrics["entries"] == sampled(members, node)
+            assert report.left_out == {OTHER_POLICY: 2}
 
 
 async def test_rewards_of_nodes_reach_the_trainer(model: TrainableModel) -> None:

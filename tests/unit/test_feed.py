@@ -5,7 +5,8 @@ from helpers.training import group, step, trajectory
 
 from art_core.backends.feed import UNUSED, Feed
 from art_core.config import ReplayConfig, TrainConfig
-from art_core.types import TrajectoryGroup
+from art_core.selection import OTHER_POLICY, choose, own_steps
+from art_core.types import PolicyVersion, Step, TrajectoryGroup
 
 TRAIN = TrainConfig(replay=ReplayConfig(groups=1))
 
@@ -27,7 +28,7 @@ FIRST, SECOND = weighed("first", (0.0, 0.0), (1.0, 5.0)), weighed("second", (0.0
 
 
 def test_fresh_and_replayed_groups_are_trained_under_the_weights_in_force_and_kept_as_scored():
-    feed = Feed()
+    feed = Feed("p")
     served = feed.serve([[FIRST]], 1, TRAIN)
     assert served.batches == ((FIRST,),)
     assert "groups_reweighted" not in served.metrics
@@ -53,7 +54,7 @@ def test_fresh_and_replayed_groups_are_trained_under_the_weights_in_force_and_ke
 
 def test_what_cannot_be_reweighted_is_told_of_once_until_weights_are_turned_again():
     plain = group(trajectory("a", 0.0, step("a", [5], [6])), trajectory("b", 1.0, step("b", [5], [7])))
-    feed = Feed()
+    feed = Feed("p")
     batches = [[FIRST, plain]]
     served = feed.serve(batches, 1, TRAIN, {"length": -0.5, "speed": 1.0})
     (event,) = served.events
@@ -74,18 +75,47 @@ def test_a_component_of_some_of_a_calls_groups_is_known_to_the_call():
     other = other.with_trajectories(
         [replace(t, components={"speed": 0.5}, metrics={"weight/speed": 1.0}) for t in other]
     )
-    served = Feed().serve([[FIRST], [other]], 1, TRAIN, {"length": -0.5, "speed": 2.0})
+    served = Feed("p").serve([[FIRST], [other]], 1, TRAIN, {"length": -0.5, "speed": 2.0})
     assert served.events == ()
     assert [[g.rewards for g in batch] for batch in served.batches] == [[(0.0, -1.5)], [(1.0,)]]
 
 
 def test_a_feed_that_was_restored_goes_on_under_the_weights_that_it_had():
-    feed, groups = Feed(seed=3), {g.id: g for g in (FIRST, SECOND)}
+    feed, groups = Feed("p", seed=3), {g.id: g for g in (FIRST, SECOND)}
     feed.serve([[FIRST], [SECOND]], 1, TRAIN, {"length": 0.25})
     feed.keep([[FIRST], [SECOND]], 1, TRAIN)
-    other = Feed(seed=3)
+    other = Feed("p", seed=3)
     other.restore(feed.state(), groups.__getitem__, TRAIN, feed.weights)
     fresh = [[weighed("third", (0.0, 0.0), (1.0, 0.0))]]
     for weights in ({"length": 0.25}, {"length": -1.0}):
         assert other.serve(fresh, 2, TRAIN, weights) == feed.serve(fresh, 2, TRAIN, weights)
     assert other.weights == {"length": -1.0}
+
+
+def test_steps_of_other_policies_are_neither_trained_nor_stale_fresh_or_replayed():
+    def of(policy: str, name: str, version: int) -> Step:
+        return replace(step(name, [5], [6], version=version), policy=PolicyVersion(policy, version))
+
+    def mixed(name: str) -> TrajectoryGroup:
+        members = [
+            trajectory(f"{name}-{i}", float(i), of("m", f"{name}-{i}-own", 3), of("judge", f"{name}-{i}", 0))
+            for i in range(2)
+        ]
+        return replace(group(*members, scenario=name), id=name)
+
+    feed = Feed("m")
+    served = feed.serve([[mixed("first")]], 3, TRAIN.model_copy(update={"max_staleness": 0}))
+    assert served.metrics["staleness_max"] == 0
+    assert not served.left_out
+    for found in served.batches[0][0]:
+        chosen = choose(found)
+        assert [s.id for s in chosen.steps] == [f"{found.id}-own"]
+        assert chosen.left_out == {OTHER_POLICY: 1}
+    feed.keep([[mixed("first")]], 3, TRAIN)
+    feed.restore(feed.state(), lambda _: mixed("first"), TRAIN, {})
+    again = feed.serve([[mixed("second")]], 3, TRAIN).batches[0][1]
+    assert [len(choose(t).steps) for t in again] == [1, 1]
+    ancestors = replace(group(trajectory("a", 1.0, of("parent", "a", 1)), scenario="old"), id="old")
+    assert own_steps([ancestors], "m") == [ancestors]
+    silent = replace(group(trajectory("b", 1.0, of("judge", "b", 1)), scenario="new"), id="new")
+    assert [len(choose(g.trajectories[0]).steps) for g in own_steps([mixed("x"), silent], "m")] == [1, 0]
