@@ -24,6 +24,7 @@ from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_routing import Replica, ReplicaState, Router
 from art_core.inference.replica_watch import CHECK_SECONDS, Member, Watch
 from art_core.loop_thread import LoopThread
+from art_core.seeing_through import seen_through
 from art_core.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -228,9 +229,11 @@ class ReplicaSet:
         else:
             results: list[BaseException | None] = []
             for member in members:
-                await self._watching.drain(member)
-                results += await asyncio.gather(act(member), return_exceptions=True)
-                self._watching.undrain(member)
+                try:
+                    await self._watching.drain(member)
+                    results += await asyncio.gather(act(member), return_exceptions=True)
+                finally:
+                    self._watching.undrain(member)
         problems: dict[Member, EngineError] = {}
         for member, result in zip(members, results, strict=True):
             if isinstance(result, EngineError):
@@ -298,8 +301,10 @@ class ReplicaSet:
     async def close(self) -> None:
         """Stop the gateway and every engine; requests in flight are ended. Closing twice does nothing."""
         thread, self._thread = self._thread, None
-        if thread is None:
-            return
+        if thread is not None:
+            await seen_through(self._end(thread))  # what was left running nobody could close any more
+
+    async def _end(self, thread: LoopThread) -> None:
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
             await asyncio.to_thread(gateway.close)

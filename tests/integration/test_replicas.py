@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -52,7 +53,15 @@ class Running:
 
     client: openai.AsyncOpenAI
 
-    def __init__(self, tmp_path: Path, count: int = 2, latency: float = 0.0, **settings: Any) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        count: int = 2,
+        latency: float = 0.0,
+        *,
+        replaces: bool = False,
+        **settings: Any,
+    ) -> None:
         self.events: list[EngineEvent] = []
         self.python = fake_interpreter(tmp_path / "fake", "answers", latency=latency)
         config = EngineConfig(python=self.python, **settings)
@@ -60,7 +69,7 @@ class Running:
             VLLMEngine("org/model", config, LoRAConfig(rank=8), "agent", tmp_path / f"logs{n}")
             for n in range(count)
         ]
-        self.set = ReplicaSet(self.engines, on_event=self.events.append)
+        self.set = ReplicaSet(self.engines, replaces=replaces, on_event=self.events.append)
 
     @property
     def busy(self) -> list[int]:
@@ -229,6 +238,50 @@ async def test_a_drained_replica_ends_what_it_has_and_gets_nothing_new(tmp_path:
         assert {replica for _, replica in again} == {"0", "1"}
         with pytest.raises(EngineError, match="no replica is named 'x'; there are 0, 1"):
             await replicas.set.drain("x")
+
+
+async def test_a_publication_that_is_cancelled_while_a_replica_is_drained_leaves_none_drained(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, latency=1.0, replaces=True) as replicas:
+        under_way: list[asyncio.Task[tuple[str, str]]] = []
+        while not replicas.set.replicas[0].busy:
+            under_way += [asyncio.create_task(replicas.ask(f"question {n}")) for n in range(8)]
+            with suppress(AssertionError):
+                await until(lambda: replicas.set.replicas[0].busy > 0, seconds=2)
+        publishing = asyncio.create_task(replicas.set.publish(V1, adapter(tmp_path / "a1")))
+        await until(lambda: replicas.set.replicas[0].state is ReplicaState.DRAINING)
+        publishing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        await asyncio.gather(*under_way)
+        await until(replicas.all_up, seconds=10)
+        assert replicas.set.versions() == (V0,)
+
+
+async def test_closing_that_is_cancelled_ends_every_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as replicas:
+        gateway = replicas.set.gateway
+        closing, go_on, close = threading.Event(), threading.Event(), gateway.close
+
+        def slowly() -> None:
+            closing.set()
+            assert go_on.wait(60)
+            close()
+
+        monkeypatch.setattr(gateway, "close", slowly)
+        ending = asyncio.create_task(replicas.set.close())
+        assert await asyncio.to_thread(closing.wait, 60)
+        ending.cancel()
+        await asyncio.wait({ending}, timeout=0.5)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await ending
+        assert [engine.versions() for engine in replicas.engines] == [(), ()]
+        for engine in replicas.engines:
+            assert not (await engine.health()).ok
 
 
 async def test_a_drained_replica_that_dies_comes_back_drained(tmp_path: Path) -> None:
