@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -225,11 +225,13 @@ class LocalRegistration:
     async def aclose(self, failure: BaseException | None = None) -> None:
         """Stop serving and close the record, which says how the run ended; see `Registration.aclose`."""
         state = self._record.ending(failure, stopped=self._stopped)
-        await asyncio.to_thread(self._monitor.close)
-        await self.engine.close()
-        await asyncio.to_thread(self._trainer.close)
-        await asyncio.to_thread(self._record.close, state)
-        self.store.close()
+        parts = AsyncExitStack()  # the last one first, and each of them whatever becomes of the others
+        parts.callback(self.store.close)
+        parts.push_async_callback(asyncio.to_thread, self._record.close, state)
+        parts.push_async_callback(asyncio.to_thread, self._trainer.close)
+        parts.push_async_callback(self.engine.close)
+        parts.push_async_callback(asyncio.to_thread, self._monitor.close)
+        await seen_through(parts.aclose())
 
     # -- learning ----------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """What a run's record says of its end, and that a run that ended in any way is gone on from."""
 
+import asyncio
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig
-from art_core.errors import TrainingStoppedError
+from art_core.errors import EngineError, TrainingStoppedError
 from art_core.observe.sinks.base import MetricWriter, SinkRun
 from art_core.store import Run, RunState, Store
 
@@ -123,3 +124,48 @@ def test_a_run_that_was_resumed_after_a_stop_has_finished(base_model: str, tmp_p
         assert a_call(model, 0.0, 1.0).updated
     [run] = runs(tmp_path)
     assert run.state is RunState.FINISHED
+
+
+def test_a_run_whose_engine_does_not_close_has_ended_all_the_same(
+    base_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Listening()
+    model = registered(base_model, tmp_path, sink)
+    engine = model._registration.engine  # type: ignore[union-attr]
+    close = engine.close
+
+    async def close_and_fail() -> None:
+        await close()
+        raise EngineError("it did not end")
+
+    monkeypatch.setattr(engine, "close", close_and_fail)
+    with pytest.raises(EngineError, match="it did not end"):
+        model.close()
+    assert sink.closed == [RunState.FINISHED]
+    assert [run.state for run in runs(tmp_path)] == [RunState.FINISHED]
+
+
+async def test_a_closing_that_is_cancelled_ends_the_run_first(
+    base_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Listening()
+    train = TrainConfig(guardrails=GuardrailConfig())
+    model = TrainableModel(base_model=base_model, project="p", name="agent", train=train, lora_rank=4)
+    await model.aregister(LocalBackend(root=tmp_path, dtype="float32", max_model_len=256, sinks=[sink]))
+    engine = model._registration.engine  # type: ignore[union-attr]
+    closing, go_on, close = asyncio.Event(), asyncio.Event(), engine.close
+
+    async def slowly() -> None:
+        closing.set()
+        await go_on.wait()
+        await close()
+
+    monkeypatch.setattr(engine, "close", slowly)
+    ending = asyncio.create_task(model.aclose())
+    await closing.wait()
+    ending.cancel()
+    await asyncio.wait({ending}, timeout=0.2)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert sink.closed == [RunState.FINISHED]
