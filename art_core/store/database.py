@@ -152,6 +152,13 @@ def explain(failure: SQLAlchemyError, engine: Engine, what: str) -> StoreError:
     return StoreError(f"{what}: {where}: the database refused: {cause}")
 
 
+def is_of_content(failure: DBAPIError) -> bool:
+    """Whether a database refused what a record holds, and would take others."""
+    state = getattr(failure.orig, "sqlstate", None) or getattr(failure.orig, "pgcode", None)
+    # PostgreSQL's class 54, "program limit exceeded", comes as the kind of error that a broken connection is.
+    return isinstance(state, str) and state.startswith("54")
+
+
 _KEPT = "what was recorded before is safe, and recording goes on by itself once that is mended"
 _MEANINGS = {
     "disk is full": f"the disk is full; free some space: {_KEPT}",
@@ -159,6 +166,7 @@ _MEANINGS = {
     "database is locked": f"another process keeps writing and lets no one else in; end it: {_KEPT}",
     "lock timeout": f"another process keeps writing and lets no one else in; end it: {_KEPT}",
     "readonly database": f"the file may not be written; give this user the right to: {_KEPT}",
+    "index row size": "an id is longer than this database can look up (about 2700 bytes); use shorter ids",
     "unable to open database file": "the file cannot be opened; check that its directory exists and may be "
     "written",
     "file is not a database": "this is not a SQLite database; move it away, or open another root",

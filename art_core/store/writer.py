@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -26,7 +27,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from art_core.errors import ArtError, StoreError
 from art_core.recording import Acknowledgement
 from art_core.store.codec import EncodedStep
-from art_core.store.database import explain, writing
+from art_core.store.database import explain, is_of_content, writing
 
 logger = logging.getLogger(__name__)
 
@@ -137,13 +138,13 @@ class Writer:
     def _write(self, batch: list[Job]) -> None:
         try:
             results = self._transaction(batch)
-        except OperationalError as failure:
-            logger.error("%d records could not be written: %s", len(batch), failure.orig)
-            for job in batch:
-                job.future.set_exception(explain(failure, self._engine, job.what))
         except Exception as refusal:
-            # Whatever it is, it belongs to one of the jobs: nothing of it may reach the others.
-            if len(batch) > 1:
+            if isinstance(refusal, OperationalError) and not is_of_content(refusal):
+                logger.error("%d records could not be written: %s", len(batch), refusal.orig)
+                for job in batch:
+                    job.future.set_exception(explain(refusal, self._engine, job.what))
+            # Whatever else it is, it belongs to one of the jobs: nothing of it may reach the others.
+            elif len(batch) > 1:
                 for job in batch:
                     self._write([job])
             else:
@@ -160,7 +161,8 @@ class Writer:
             unwritable.__cause__ = refusal
             return unwritable
         if isinstance(refusal, IntegrityError) and job.refused is not None:
-            with self._engine.connect() as connection:
+            # Not even that may be possible any more.
+            with suppress(SQLAlchemyError), self._engine.connect() as connection:
                 if reason := job.refused(connection):
                     return reason
         return explain(refusal, self._engine, job.what)

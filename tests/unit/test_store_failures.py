@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from helpers.trajectories import a_step, a_trajectory
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from art_core.errors import StoreError
 from art_core.recording import Rollout
 from art_core.store import Store, database
+from art_core.store.writer import Job
 
 
 class Disk:
@@ -252,3 +254,23 @@ def test_a_fork_is_told_to_open_its_own(tmp_path: Path) -> None:
         assert "open the store again here" in here.recv()
         child.join(30)
         assert child.exitcode == 0
+
+
+def test_a_database_that_goes_away_while_a_refusal_is_looked_up_fails_that_record_alone(
+    tmp_path: Path,
+) -> None:
+    with Store.open("games", tmp_path) as store:
+        gone = OperationalError("select", {}, Exception("the server closed the connection"))
+
+        def refuse(_: object) -> None:
+            raise IntegrityError("insert", {}, Exception("UNIQUE constraint failed"))
+
+        def look_up(_: object) -> None:
+            raise gone
+
+        refused = store._writer.submit(Job("keeping it", apply=refuse, refused=look_up))
+        with pytest.raises(StoreError, match=r"keeping it: .*UNIQUE constraint failed"):
+            refused.result(10)
+        rollout = Rollout(sink=store.sink())
+        rollout.record(a_step(rollout.id, 0))
+        assert rollout.finish(1.0).reward == 1.0
