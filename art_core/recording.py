@@ -9,7 +9,8 @@ their names are here, too.
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
+from typing import TypeVar, cast
 
 from art_core.ids import new_id
 from art_core.open_rollouts import ROLLOUT_HEADER, open_rollout, open_rollouts
@@ -30,8 +31,11 @@ __all__ = [
     "open_rollout",
     "open_rollouts",
     "recording",
+    "restore",
     "set_current_rollout",
 ]
+
+T = TypeVar("T")
 
 Place = Callable[[Rollout], StepIdentity]
 """Says where in an agent the code that calls it is, and numbers the call that is about to be made there."""
@@ -76,8 +80,22 @@ def recording(rollout: Rollout, *, place: Place | None = None) -> Generator[Roll
         yield rollout
     finally:
         if placed is not None:
-            _place.reset(placed)
-        _current.reset(token)
+            restore(_place, placed, place)
+        restore(_current, token, rollout)
+
+
+def restore(variable: ContextVar[T], token: Token[T], mine: T) -> None:
+    """Give a context variable the value back that it had.
+
+    Also where a block is left in another context than it was entered in: a generator that is closed by
+    somebody else, or whose reader takes each part in a task of its own. There ``mine`` is taken away, where
+    that context has it, and nothing else.
+    """
+    try:
+        variable.reset(token)
+    except ValueError:
+        if variable.get(None) is mine and token.old_value is not Token.MISSING:
+            variable.set(cast("T", token.old_value))
 
 
 def identity_here() -> StepIdentity:

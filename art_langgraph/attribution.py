@@ -6,9 +6,11 @@ might have; recording never raises into the graph, and what it cannot do is coun
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from uuid import UUID
 
 from art_core.recording import (
     Rollout,
@@ -23,17 +25,22 @@ from art_langgraph.identity import Run
 logger = logging.getLogger(__name__)
 
 _said: set[str] = set()
+_heard: "weakref.WeakValueDictionary[UUID, Rollout]" = weakref.WeakValueDictionary()
 
 
 def rollout_of(run: Run | None) -> Rollout | None:
     """The rollout that the call being made here belongs to.
 
-    In this order: the current one of this context; the one that the run's metadata names (a thread that
-    was given the node's config, but not its context); for a thread that has lost its context, the only
-    one that is open.
+    In this order: the current one of this context; the one whose handler was told of the run (a graph that
+    is streamed, and whose reader takes each part in a context of its own); the one that the run's metadata
+    names (a thread that was given the node's config, but not its context); for a thread that has lost its
+    context, the only one that is open.
     """
     if (rollout := current_rollout()) is not None:
         return rollout
+    heard = _heard.get(run.run_id) if run is not None else None
+    if heard is not None and not heard.ended:
+        return heard
     named = run.metadata.get("rollout_id") if run is not None else None
     if isinstance(named, str) and (rollout := open_rollout(named)) is not None:
         return rollout
@@ -44,6 +51,16 @@ def rollout_of(run: Run | None) -> Rollout | None:
         return None
     candidates[0].count_fault("adopted_calls")
     return candidates[0]
+
+
+def hear(run_id: UUID, rollout: Rollout) -> None:
+    """A handler of a rollout was told of a run that records itself."""
+    _heard[run_id] = rollout
+
+
+def forget(run_id: UUID) -> None:
+    """The run has ended."""
+    _heard.pop(run_id, None)
 
 
 def keep(rollout: Rollout | None, policy: str, steps: Callable[[str], Sequence[Step]]) -> None:

@@ -16,10 +16,13 @@ from langchain_core.tracers.context import register_configure_hook
 from art_core.errors import NoPolicyCallsError
 from art_core.inference.gateway import Gateway
 from art_core.missing_calls import where_calls_went
-from art_core.recording import Rollout, Sink, recording
+from art_core.recording import Rollout, Sink, recording, restore
 from art_core.types import Failure, Scenario
 from art_langgraph.handler import DRAIN_SECONDS, TrajectoryCallbackHandler
 from art_langgraph.identity import place
+
+READER_LEFT = "its reader left: the generator that captured it was closed"
+"""The failure of a stream that was not read to its end."""
 
 _ambient: ContextVar[TrajectoryCallbackHandler | None] = ContextVar("art_trajectory_handler", default=None)
 
@@ -114,7 +117,7 @@ class capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Rollout:
         assert self._rollout is not None, "capture was left before it was entered"
-        _ambient.reset(self._token)
+        restore(_ambient, self._token, self._handler)
         self._recording.__exit__(kind, error, trace)
         return self._rollout
 
@@ -137,4 +140,8 @@ def failure_of(error: BaseException) -> Failure:
     elif isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit | GeneratorExit):
         cause = "cancelled"
     kind = type(error)
+    if isinstance(error, GeneratorExit):
+        return Failure(
+            cause, "its reader left: the generator that captured it was closed", "builtins.GeneratorExit"
+        )
     return Failure(cause, str(error) or repr(error), f"{kind.__module__}.{kind.__qualname__}")

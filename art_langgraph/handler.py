@@ -26,7 +26,7 @@ from langchain_core.outputs import LLMResult
 from art_core.inference.gateway import Gateway
 from art_core.recording import Rollout
 from art_core.types import Step
-from art_langgraph.attribution import keep
+from art_langgraph.attribution import forget, hear, keep
 from art_langgraph.calls import (
     OpenCall,
     base_url_of,
@@ -136,8 +136,10 @@ class TrajectoryCallbackHandler(SpanHandler):
             if not records_itself:  # a ChatART counts its own
                 keep(None, model_of(params), _nothing)
             return
-        if records_itself and not self.keeps_spans:
-            return
+        if records_itself:
+            hear(run_id, rollout)
+            if not self.keeps_spans:
+                return
         asked = request()
         name = kwargs.get("name") or (serialized or {}).get("name") or model_of(params)
         self.start_span("llm", str(name), rollout, asked, run_id, parent_run_id, tags, metadata)
@@ -167,6 +169,7 @@ class TrajectoryCallbackHandler(SpanHandler):
     @observing
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
         """An answer is there."""
+        forget(run_id)
         if self.keeps_spans:
             self.tracker.end(run_id, said(response))
         call = self._ended(run_id)
@@ -184,6 +187,7 @@ class TrajectoryCallbackHandler(SpanHandler):
     @observing
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A call has raised: the server did not answer, or what it answered could not be used."""
+        forget(run_id)
         self.tracker.fail(run_id, error)
         call = self._ended(run_id)
         if call is None:

@@ -202,8 +202,12 @@ class SpanHandler(BaseCallbackHandler):
         tags: list[str] | None,
         metadata: dict[str, Any] | None,
     ) -> Rollout | None:
-        """The rollout that an event belongs to: the handler's own, the parent's, or the current one."""
+        """The rollout that an event belongs to: the handler's own, the parent's, or the current one.
+
+        None once the handler's own has ended: a generator that its reader left leaves the handler behind in
+        the reader's context.
+        """
         if self._rollout is not None:
-            return self._rollout
+            return None if self._rollout.ended else self._rollout
         known = self.tracker.rollout_of(parent_run_id)
         return known or rollout_of(_Run(run_id, parent_run_id, tags or [], metadata or {}))
