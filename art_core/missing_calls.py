@@ -34,9 +34,10 @@ def where_calls_went(rollout: Rollout) -> str:
     for model, count in sorted(others.items()):
         found.append(f"{count} calls of {model!r}, which is no policy of ours")
     where = "; ".join(found) or (
-        "capture saw no LLM call at all: does the agent call a model that is recorded (OpenAI's client is "
-        "not; model.chat is), does it pass on its config (callbacks=[] silences handlers), and was no node "
-        "answered from a cache (cache_policy)?"
+        "capture saw no LLM call at all: look whether the agent calls a model that is recorded (OpenAI's "
+        "client is not; model.chat is), passes on its config (callbacks=[] silences handlers), has a rollout "
+        "of its own inside (a nested capture takes its calls), or was answered from a node's cache "
+        "(cache_policy)"
     )
     return (
         f"no call of the policy was captured ({where}). To trace agents whose models are not trained, "

@@ -87,7 +87,7 @@ def as_agent(
         if not isinstance(graph, Runnable):
             return await call(executor, graph, scenario)
         use_elastic_threads()
-        inputs = copy.deepcopy(dict(scenario.inputs))
+        inputs = _own_inputs(scenario)
         own = config if running is None else own_config(running, config)
         if context is None:
             output = await graph.ainvoke(inputs, own)
@@ -152,6 +152,16 @@ def _breakpoints(graph: object) -> bool:
             f"{graph.interrupt_after_nodes}) and has no checkpointer to go on from; compile it without them"
         )
     return True
+
+
+def _own_inputs(scenario: Scenario) -> dict[str, Any]:
+    try:
+        return copy.deepcopy(dict(scenario.inputs))
+    except Exception as uncopied:  # whatever the inputs' own code raises
+        raise ConfigError(
+            f"scenario {scenario.id!r}: each rollout gets a copy of the inputs, and these can't be copied: "
+            f"{uncopied}. Give plain data; clients and the like go into context= or config="
+        ) from uncopied
 
 
 def own_config(running: Rollout, config: RunnableConfig | None) -> RunnableConfig:

@@ -149,6 +149,16 @@ async def test_calls_in_an_event_loops_executor_belong_to_their_rollouts(model: 
     assert all(t.faults == {} for t in group)
 
 
+async def test_inputs_that_cannot_be_copied_fail_their_rollout_with_the_way_out(
+    model: StaticEndpoint,
+) -> None:
+    trajectory = await arollout(one_node(lambda state: state), Scenario("a", {"said": [threading.Lock()]}))
+    assert trajectory.failure is not None
+    assert trajectory.failure.error_type == "art_core.errors.ConfigError"
+    assert "scenario 'a'" in trajectory.failure.message
+    assert "context=" in trajectory.failure.message
+
+
 async def test_what_is_neither_a_scenario_nor_a_mapping_is_refused(model: StaticEndpoint) -> None:
     given: Any = "a question"
     with pytest.raises(ConfigError, match="neither a Scenario nor a mapping"):
