@@ -15,6 +15,7 @@ import torch
 from art_core.training.layout import Path
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.measured import Measured, machine_key
+from art_core.training.out_of_memory import is_out_of_memory, release
 from art_core.training.policy import TRAINING, Policy
 from art_core.training.ranks import Ranks
 from art_core.training.samples import Sample
@@ -120,7 +121,7 @@ def found_budget(policy: Policy, ranks: Ranks, taken: int = 0) -> int:
         return CPU_BUDGET
     # Ranks that share one model pass together or not at all, whatever their tables say.
     passes = footprint(policy, anew=ranks.sharded)
-    own = passes.budget(available_memory(policy.device) - taken)
+    own = SMALLEST if passes is None else passes.budget(available_memory(policy.device) - taken)
     each = torch.zeros(ranks.size, dtype=torch.int64)
     each[ranks.rank] = own
     budget = int(ranks.sum(each).min())
@@ -128,8 +129,12 @@ def found_budget(policy: Policy, ranks: Ranks, taken: int = 0) -> int:
     return budget
 
 
-def footprint(policy: Policy, *, anew: bool = False) -> Footprint:
-    """What a pass of this policy takes, out of the table, or measured now, or measured ``anew`` anyway."""
+def footprint(policy: Policy, *, anew: bool = False) -> Footprint | None:
+    """What a pass of this policy takes, out of the table, or measured now, or measured ``anew`` anyway.
+
+    Where the larger pass does not fit, the smaller one alone says it, for this time; where that does not fit
+    either, nobody knows: None.
+    """
     table = Measured("footprint")
     key = {
         **machine_key(policy),
@@ -140,8 +145,20 @@ def footprint(policy: Policy, *, anew: bool = False) -> Footprint:
     known = table.get(key)
     if known is not None and not anew:
         return Footprint(**known)
-    small, large = (peak_memory(policy, probe(policy, size)) for size in SIZES)
-    found = line(small, large)
+    taken: list[int] = []
+    for size in SIZES:
+        try:
+            taken.append(peak_memory(policy, probe(policy, size)))
+        except (RuntimeError, MemoryError) as error:
+            # With a sharded model the other ranks wait within the same pass: it cannot be gone on from.
+            if anew or not is_out_of_memory(error):
+                raise
+            logger.warning("a pass of %d tokens is too much for the memory that is left: %s", size, error)
+            break
+    if len(taken) < len(SIZES):
+        release()
+        return Footprint(0.0, taken[0] / SIZES[0]) if taken else None
+    found = line(*taken)
     table.put(key, asdict(found))
     return found
 
@@ -158,18 +175,20 @@ def peak_memory(policy: Policy, tree: TokenTree) -> int:
     parameters = policy.trainable_parameters()
     gradients = [p.grad for p in parameters]
     taken = 0
-    for _ in range(2):  # the first one compiles and fills caches
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        with policy.using(TRAINING):
-            entry_logprobs(policy, tree).logprob.sum().backward()
-        torch.cuda.synchronize(device)
-        taken = torch.cuda.max_memory_allocated(device) - before
-        for parameter in parameters:
-            parameter.grad = None
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.grad = gradient
+    try:
+        for _ in range(2):  # the first one compiles and fills caches
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            with policy.using(TRAINING):
+                entry_logprobs(policy, tree).logprob.sum().backward()
+            torch.cuda.synchronize(device)
+            taken = torch.cuda.max_memory_allocated(device) - before
+            for parameter in parameters:
+                parameter.grad = None
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
     return taken
 
 

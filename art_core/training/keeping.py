@@ -30,15 +30,18 @@ class Keeping:
         foreseen = ranks.sharded and policy.device.type == "cuda"
         self._foresight = Foresight(policy, ranks) if foreseen else None
         self._short = False
+        self._wanted = wanted
         self.want(wanted)
 
     def want(self, wanted: bool | Literal["auto"]) -> None:
         """Go on under another setting."""
-        self._wanted = wanted
+        before, self._wanted = self._wanted, wanted
         if wanted != "auto":
             self._policy.gradient_checkpointing = wanted
         elif self._sharded:
             self._policy.gradient_checkpointing = True
+        elif before != "auto":  # else it is on because passes did not fit
+            self._policy.gradient_checkpointing = False
 
     def relieve(self) -> str | None:
         """Keep less after a pass has not fitted; says what was changed, if anything was."""

@@ -47,18 +47,23 @@ class Measured:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             whole = {**self._read(), _name(key): dict(value)}
             handle, scratch = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}-")
-            with os.fdopen(handle, "w") as out:
-                json.dump(whole, out, indent=1, sort_keys=True)
-            Path(scratch).replace(self.path)
+            try:
+                with os.fdopen(handle, "w") as out:
+                    json.dump(whole, out, indent=1, sort_keys=True)
+                Path(scratch).replace(self.path)
+            except BaseException:
+                Path(scratch).unlink(missing_ok=True)
+                raise
         except OSError as refused:
             logger.warning("a measurement is not kept for the next time: %s", refused)
 
     def _read(self) -> dict[str, Any]:
         try:
-            return json.loads(self.path.read_text())
+            read = json.loads(self.path.read_text())
+            return {name: dict(value) for name, value in read.items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as damaged:
+        except (OSError, ValueError, TypeError, AttributeError) as damaged:
             logger.warning("%s is not readable and is measured anew: %s", self.path, damaged)
             return {}
 

@@ -9,7 +9,6 @@ whether it fitted.
 """
 
 import ctypes
-import gc
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -17,12 +16,12 @@ from functools import cache
 from typing import TypeVar
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 
 from art_core.errors import OutOfMemoryError
 from art_core.training.balance import Share, share
 from art_core.training.guardrails import TrainEvent
 from art_core.training.layout import Path
+from art_core.training.out_of_memory import is_out_of_memory, release
 from art_core.training.paths import places
 from art_core.training.ranks import Ranks
 from art_core.training.token_tree import TokenTree
@@ -30,13 +29,6 @@ from art_core.training.token_tree import TokenTree
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that there was not enough memory, the GPU's or the host's."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, Exception) and should_reduce_batch_size(error)
 
 
 EFFICIENT = 4096
@@ -150,7 +142,7 @@ class TokenBudget:
             for parameter, gradient in zip(self._parameters, before, strict=True):
                 parameter.grad = gradient
             del before
-            _release()
+            release()
             self._lower(tree, too_much or "on another process")
 
     def _prepare(self, mine: Share) -> None:
@@ -198,9 +190,3 @@ def _malloc_trim() -> Callable[[int], int] | None:
     if sys.platform != "linux":
         return None
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-def _release() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -20,6 +20,7 @@ from art_core.errors import ConfigError
 from art_core.training.layout import PATHS, Layout, Path, lay_out
 from art_core.training.logprobs import entry_logprobs
 from art_core.training.measured import Measured, machine_key
+from art_core.training.out_of_memory import is_out_of_memory, release
 from art_core.training.policy import TRAINING, Policy
 from art_core.training.ranks import Alone, Ranks
 from art_core.training.samples import Sample
@@ -29,6 +30,11 @@ logger = logging.getLogger(__name__)
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 """How far hidden states may be from those of single rows, relative to their size."""
+
+
+LONGEST, SHORTEST = 2560, 80
+"""Tokens of the rollouts over which paths are timed: at the most, and where less memory than they take is an
+error."""
 
 
 class PathChoice:
@@ -97,13 +103,29 @@ class PathChoice:
         missing: list[Path] = [path for path in asked if path not in known]
         # Ranks that share one model pass together or not at all, whatever their tables say.
         measured: Sequence[Path] = asked if self._ranks.sharded else missing
+        whole = min(LONGEST, policy.context_length or LONGEST)
+        shorter: set[Path] = set()
         for path in measured:
             why = probe(policy, path)
-            known[path] = rate(policy, path) if why is None else why
+            known[path], length = self._rate(path, whole) if why is None else (why, whole)
+            if length < whole:  # another time there may be more memory
+                shorter.add(path)
             logger.info("path %r: %s places a second", path, known[path])
         if missing:
-            table.put(key, {**known})
+            table.put(key, {path: value for path, value in known.items() if path not in shorter})
         return {path: known[path] for path in asked}
+
+    def _rate(self, path: Path, whole: int) -> tuple[float, int]:
+        """Places a second, over rollouts of so many tokens or as many as fit into memory; and how many."""
+        while True:
+            try:
+                return rate(self._policy, path, whole), whole
+            except (RuntimeError, MemoryError) as error:
+                # With a sharded model the other ranks wait within the same pass: it cannot be made again.
+                if self._ranks.sharded or whole <= SHORTEST or not is_out_of_memory(error):
+                    raise
+            release()
+            whole //= 2
 
     def _agreed(self, rates: dict[Path, float]) -> dict[Path, float]:
         """What is right on every rank, at the rate of all together."""
@@ -180,10 +202,9 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.float() - b.float()).norm() / b.float().norm().clamp(min=1e-12))
 
 
-def rate(policy: Policy, path: Path) -> float:
-    """Places a second, forward and backward, over a small group of agent rollouts."""
+def rate(policy: Policy, path: Path, whole: int) -> float:
+    """Places a second, forward and backward, over a small group of agent rollouts of so many tokens."""
     words = _vocabulary(policy)
-    whole = min(2560, policy.context_length or 2560)
     answer = whole // 5
     prompt = tuple(i % words for i in range(whole - answer))
     samples = [

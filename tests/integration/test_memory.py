@@ -2,6 +2,7 @@
 
 import json
 import random
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from art_core.training import checkpoints
 from art_core.training.footprint import CPU_BUDGET, SMALLEST, Footprint, footprint, peak_memory, probe
 from art_core.training.grpo import Trainer
 from art_core.training.measured import Measured, machine_key
-from art_core.training.memory import is_out_of_memory
 from art_core.training.optimizer import Optimizer
+from art_core.training.out_of_memory import is_out_of_memory
+from art_core.training.paths import LONGEST, PathChoice
 from art_core.training.ranks import Alone
 from art_core.types import TrajectoryGroup
 
@@ -286,16 +288,81 @@ def test_the_tree_that_is_measured_has_the_size_and_leaves_no_gradient(
     assert len(sizes) > passes
 
 
+@pytest.mark.parametrize(
+    ("most", "found"), [(600, Footprint(0.0, 1000.0)), (100, None)], ids=["the larger", "both"]
+)
+def test_memory_that_is_too_short_for_what_is_measured_makes_a_small_budget_and_no_error(
+    model: Path,
+    faults: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    found: Footprint | None,
+):
+    policy = tiny_policy(model, faults)("cpu")
+    for name, answer in {
+        "synchronize": lambda device: None,
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: 0,
+        "max_memory_allocated": lambda device: 512_000,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setenv("ART_CACHE", str(tmp_path / "cache"))
+    set_fault(faults, most_tokens=most)
+    gradient = torch.ones_like(policy.trainable_parameters()[0])
+    policy.trainable_parameters()[0].grad = gradient
+    assert footprint(policy) == found
+    assert policy.trainable_parameters()[0].grad is gradient
+    assert not (tmp_path / "cache").exists()  # another time there may be more
+
+
+def test_paths_are_timed_over_what_fits_into_memory(
+    model: Path, faults: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    policy = tiny_policy(model, faults)("cpu")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setenv("ART_CACHE", str(tmp_path))
+    whole = min(LONGEST, policy.context_length or LONGEST)
+    set_fault(faults, most_tokens=3 * whole)  # eight rollouts: as a tree, and not row by row
+    choice = PathChoice(policy)
+    asked = ["tree", "padded"]
+    assert all(isinstance(found, float) and found > 0 for found in choice._kept(asked).values())
+    table = json.loads((tmp_path / "paths.json").read_text())
+    assert [list(rates) for rates in table.values()] == [["tree"]]  # another time there may be more
+    set_fault(faults, most_tokens=100)
+    with pytest.raises(torch.OutOfMemoryError):
+        choice._kept(asked)
+
+
+def test_checkpointing_that_was_asked_for_ends_when_it_is_left_to_us(model: Path, faults: Path):
+    found = trainer(model, faults, CONFIG.replace(gradient_checkpointing=True))
+    found.set_config(CONFIG.replace(gradient_checkpointing="auto"))
+    assert not found.policy.gradient_checkpointing
+    set_fault(faults, most_tokens=120)
+    found.train(groups(0))
+    assert found.policy.gradient_checkpointing
+    found.set_config(CONFIG.replace(gradient_checkpointing="auto", learning_rate=1e-4))
+    assert found.policy.gradient_checkpointing
+
+
 def test_a_table_keeps_others_entries_and_outlives_damage(tmp_path: Path, model: Path, faults: Path):
     table = Measured("kind", tmp_path)
     assert table.get({"a": 1}) is None
     table.put({"a": 1}, {"x": 1.5})
     table.put({"a": 2}, {"x": 2.5})
     assert Measured("kind", tmp_path).get({"a": 1}) == {"x": 1.5}
-    table.path.write_text("{half")
-    assert table.get({"a": 1}) is None
+    for damage in ("{half", "[1, 2]", json.dumps({'{"a": 1}': 3})):
+        table.path.write_text(damage)
+        assert table.get({"a": 1}) is None
     table.put({"a": 1}, {"x": 3.5})
     assert table.get({"a": 1}) == {"x": 3.5}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        table.put({"a": 2}, {"x": 2.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".", "kind"))] == ["kind.json"]
     policy = tiny_policy(model, faults)("cpu")
     other = FaultyPolicy.load(str(model), LoRAConfig(rank=8), dtype="float32")
     assert machine_key(policy) != machine_key(other)
