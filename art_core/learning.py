@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.inference.endpoint import PolicyEndpoint
-from art_core.selection import Train
+from art_core.selection import OTHER_POLICY, Train, as_selection, own_steps
 from art_core.sync import run_sync
 from art_core.types import Scenario, TrajectoryGroup
 
@@ -137,7 +137,7 @@ async def alearn(
     ):
         if value < least:
             raise ConfigError(f"{name}={value}: at least {least}")
-    gathering = _Gathering(learner, gather, iter(scenarios), (staleness + 1) * groups_per_step)
+    gathering = _Gathering(learner, gather, iter(scenarios), (staleness + 1) * groups_per_step, train)
     began = time.perf_counter()
     made: list[LearningStep] = []
     try:
@@ -207,10 +207,14 @@ class _Gathering:
         gather: runs a scenario.
         scenarios: those to come.
         most: groups begun and not yet settled.
+        train: which steps are trained; the others may be of any age.
     """
 
-    def __init__(self, learner: Learner, gather: Gather, scenarios: Iterator[Scenario], most: int) -> None:
+    def __init__(
+        self, learner: Learner, gather: Gather, scenarios: Iterator[Scenario], most: int, train: Train
+    ) -> None:
         self._learner = learner
+        self._trained = as_selection(train)
         self._gather = gather
         self._scenarios = scenarios
         self._most = most
@@ -244,8 +248,14 @@ class _Gathering:
         return [_Ended(group, version) for group in await self._gather(scenario)]
 
     def age(self, ended: _Ended) -> int:
-        """Versions that a group's oldest step is behind; without any step of a policy, since it began."""
-        versions = [s.policy.number for t in ended.group for s in t.steps if s.policy is not None]
+        """Versions that a group's oldest step to be trained is behind; without any, since it began."""
+        (group,) = own_steps([ended.group], self._learner.endpoint.current_version().model)
+        versions = [
+            s.policy.number
+            for t in group
+            for s in t.steps
+            if s.policy is not None and s.untrainable != OTHER_POLICY and self._trained(s)
+        ]
         return self._version() - min(versions, default=ended.begun_at)
 
     def settle(self, count: int) -> None:

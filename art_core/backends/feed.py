@@ -20,7 +20,7 @@ from art_core.config import TrainConfig
 from art_core.errors import NothingToTrainError, UnknownTrajectoryError
 from art_core.observe.gathered import group_std
 from art_core.rewards.reweighting import Reweighted, reweighted
-from art_core.selection import own_steps
+from art_core.selection import Train, own_steps
 from art_core.training.guardrails import TrainEvent
 from art_core.types import TrajectoryGroup
 
@@ -85,6 +85,8 @@ class Feed:
         version: int,
         config: TrainConfig,
         weights: Mapping[str, float] | None = None,
+        *,
+        train: Train = None,
     ) -> Served:
         """Hold back what is too old, add earlier groups to the first batch, and reweight all of them.
 
@@ -93,6 +95,7 @@ class Feed:
             version: number of the policy version in training.
             config: ``max_staleness`` and ``replay`` are read.
             weights: of components of rewards, in place of those that they were scored with.
+            train: the user's choice among the steps; the others may be of any age.
 
         Raises:
             NothingToTrainError: everything is too old.
@@ -104,7 +107,7 @@ class Feed:
         left_out: Counter[str] = Counter()
         young: list[list[TrajectoryGroup]] = []
         for batch in batches:
-            kept, old = fresh(batch, version, config.max_staleness)
+            kept, old = fresh(batch, version, config.max_staleness, train)
             left_out += old
             if kept or not batch:
                 young.append(kept)
@@ -119,7 +122,7 @@ class Feed:
         again = self._draw(version, config) if young else []
         if again:
             young[0] = [*young[0], *again]
-        ages = [a for b in young for g in b for t in g if (a := staleness(t, version)) is not None]
+        ages = [a for b in young for g in b for t in g if (a := staleness(t, version, train)) is not None]
         metrics = {"groups_replayed": float(len(again))} if config.replay else {}
         scored = [g for batch in batches for g in batch]
         collected = reweighted(scored, weights)

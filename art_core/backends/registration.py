@@ -250,7 +250,7 @@ class LocalRegistration:
 
         def learn() -> "TrainReport":
             version, config = self.current_version().number, self._board.config
-            served = self._feed.serve(kept, version, config, self._board.knobs.reward_weights)
+            served = self._feed.serve(kept, version, config, self._board.knobs.reward_weights, train=train)
             if served.rescaled:
                 self._trainer.forget_rewards()
             report = merge_reports(

@@ -15,6 +15,7 @@ from typing import Any
 
 from art_core.config import ReplayConfig
 from art_core.rewards.reweighting import reweighted
+from art_core.selection import Train, as_selection
 from art_core.types import Trajectory, TrajectoryGroup
 
 MIN_SPREAD = 1e-6
@@ -126,14 +127,23 @@ def reward_spread(group: TrajectoryGroup) -> float:
     return (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
 
 
-def staleness(trajectory: Trajectory, version: int) -> int | None:
-    """How many versions the oldest trainable step of a rollout is behind; None without such a step."""
-    sampled = [s.policy.number for s in trajectory.steps if s.trainable and s.policy is not None]
+def staleness(trajectory: Trajectory, version: int, train: Train = None) -> int | None:
+    """How many versions the oldest step that is to be trained is behind; None without such a step.
+
+    Args:
+        trajectory: a rollout.
+        version: number of the policy version in training.
+        train: the user's choice among the steps: a judge that stays at an old version makes nothing stale.
+    """
+    chosen = as_selection(train)
+    sampled = [
+        s.policy.number for s in trajectory.steps if s.trainable and s.policy is not None and chosen(s)
+    ]
     return version - min(sampled) if sampled else None
 
 
 def fresh(
-    groups: Sequence[TrajectoryGroup], version: int, max_staleness: int | None
+    groups: Sequence[TrajectoryGroup], version: int, max_staleness: int | None, train: Train = None
 ) -> tuple[list[TrajectoryGroup], Counter[str]]:
     """Groups without the rollouts that are too old.
 
@@ -141,6 +151,7 @@ def fresh(
         groups: as they were collected.
         version: number of the policy version in training.
         max_staleness: versions that a rollout may be behind; None: any number.
+        train: the user's choice among the steps; the others may be of any age.
 
     Returns:
         The groups, those that lost all their members left out, and how many rollouts were left out, by
@@ -153,7 +164,7 @@ def fresh(
     for group in groups:
         young: list[Trajectory] = []
         for trajectory in group:
-            age = staleness(trajectory, version)
+            age = staleness(trajectory, version, train)
             if age is not None and age > max_staleness:
                 left_out[f"rollouts more than max_staleness={max_staleness} versions behind"] += 1
             else:

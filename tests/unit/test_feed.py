@@ -5,7 +5,8 @@ from helpers.training import group, step, trajectory
 
 from art_core.backends.feed import UNUSED, Feed
 from art_core.config import ReplayConfig, TrainConfig
-from art_core.selection import OTHER_POLICY, choose, own_steps
+from art_core.errors import NothingToTrainError
+from art_core.selection import OTHER_POLICY, Nodes, choose, own_steps
 from art_core.types import PolicyVersion, Step, TrajectoryGroup
 
 TRAIN = TrainConfig(replay=ReplayConfig(groups=1))
@@ -119,3 +120,16 @@ def test_steps_of_other_policies_are_neither_trained_nor_stale_fresh_or_replayed
     assert own_steps([ancestors], "m") == [ancestors]
     silent = replace(group(trajectory("b", 1.0, of("judge", "b", 1)), scenario="new"), id="new")
     assert [len(choose(g.trajectories[0]).steps) for g in own_steps([mixed("x"), silent], "m")] == [1, 0]
+
+
+def test_a_step_that_is_not_to_be_trained_makes_no_rollout_stale():
+    frozen = step("judge", [5], [6], node="judge", version=0)
+    rollouts = group(
+        *(trajectory(f"{i}", float(i), step(f"{i}", [5], [6], version=3), frozen) for i in range(2))
+    )
+    config = TRAIN.model_copy(update={"max_staleness": 1})
+    served = Feed("m").serve([[rollouts]], 3, config, train=~Nodes("judge"))
+    assert served.metrics["staleness_max"] == 0
+    assert served.batches[0][0].rewards == (0.0, 1.0)
+    with pytest.raises(NothingToTrainError, match="max_staleness=1"):
+        Feed("m").serve([[rollouts]], 3, config)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count, islice
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.learning import IN_VAIN, Learned, alearn, learn
+from art_core.selection import Nodes
 from art_core.training.report import TrainReport
 from art_core.types import PolicyVersion, Scenario, Trajectory, TrajectoryGroup
 
@@ -61,8 +63,6 @@ async def turns(number: int) -> None:
 
 
 def of_version(name: str, version: int) -> TrajectoryGroup:
-    from dataclasses import replace
-
     sampled = replace(step(name, [5], [6]), policy=PolicyVersion("m", version))
     member: Trajectory = trajectory(name, 1.0, sampled)
     return group(member, scenario=name)
@@ -123,6 +123,21 @@ async def test_the_age_is_that_of_the_oldest_step_not_of_the_beginning():
     machine = Machine()
     learned = await alearn(machine, gather, scenarios(3), groups_per_step=1, staleness=5)
     assert [s.staleness for s in learned.steps] == [(3,), (4,), (5,)]
+
+
+async def test_steps_that_are_not_trained_make_no_group_old():
+    machine = Machine()
+
+    async def gather(scenario: Scenario) -> list[TrajectoryGroup]:
+        (mine,) = of_version(scenario.id, machine.endpoint.version)
+        judged = step("judge", [5], [6], node="judge", version=-9)
+        simulated = replace(step("user", [5], [6]), policy=PolicyVersion("another", -9))
+        return [group(replace(mine, steps=(*mine.steps, judged, simulated)), scenario=scenario.id)]
+
+    options = {"groups_per_step": 1, "staleness": 0}
+    learned = await alearn(machine, gather, scenarios(3), train=~Nodes("judge"), **options)
+    assert [s.staleness for s in learned.steps] == [(0,)] * 3
+    assert (await alearn(machine, gather, scenarios(3), **options)).dropped == 3
 
 
 async def test_too_few_groups_for_a_last_step_are_handed_back():
