@@ -175,25 +175,57 @@ def _chat(message: Message) -> dict[str, Any]:
 # -- files -------------------------------------------------------------------------------------------
 
 
+def is_stream(path: str | Path) -> bool:
+    """Whether a path names a device or a pipe, such as ``/dev/stdout``, and no file that can be replaced."""
+    path = Path(path)
+    # Standard output stays a stream where it was redirected into a file, which may hold something already.
+    if str(path) in ("/dev/stdout", "/dev/stderr") or path.parts[:3] == ("/", "dev", "fd"):
+        return True
+    try:
+        return path.exists() and not path.is_file()
+    except OSError:  # writing will say what is wrong with it
+        return False
+
+
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
     """Write lines to a file, which appears whole or not at all; returns how many.
+
+    What a link names is written, and the link stays. A device or a pipe (``/dev/stdout``) is written as it
+    is: a file in its place would be nobody's wish.
 
     Raises:
         StoreError: the file cannot be written.
     """
     path = Path(path)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
+    if is_stream(path):
+        return _write_through(path, lines)
+    target = Path(os.path.realpath(path))
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.part")
     count = 0
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
             for line in lines:
                 file.write(line.encode() + b"\n")
                 count += 1
-        unfinished.replace(path)
+        unfinished.replace(target)
     except OSError as unwritable:
         raise StoreError(f"{path} cannot be written: {unwritable}") from unwritable
     finally:
         with suppress(OSError):  # where nothing could be made, nothing is left
             unfinished.unlink()
+    return count
+
+
+def _write_through(path: Path, lines: Iterable[str]) -> int:
+    count = 0
+    try:
+        with path.open("ab") as file:
+            for line in lines:
+                file.write(line.encode() + b"\n")
+                count += 1
+    except BrokenPipeError:
+        raise
+    except OSError as unwritable:
+        raise StoreError(f"{path} cannot be written: {unwritable}") from unwritable
     return count

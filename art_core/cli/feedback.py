@@ -154,7 +154,7 @@ def export(
     """Export what people said as JSON lines, oldest first. With --to the file appears whole or not at all."""
     from art_core.cli.output import cell, show, show_json
     from art_core.errors import ConfigError
-    from art_core.jsonl import write_lines
+    from art_core.jsonl import is_stream, write_lines
     from art_core.store.finding import find_run
 
     if as_json and to is None:
@@ -167,6 +167,8 @@ def export(
             print(line)
         return
     count = write_lines(to, lines)
+    if is_stream(to):  # the lines are the output
+        return
     if as_json:
         show_json({"path": to.resolve(), "lines": count})
     else:

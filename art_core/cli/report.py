@@ -33,6 +33,7 @@ def report(
     It opens without a network and runs no script.
     """
     from art_core.cli.output import cell, show, show_json
+    from art_core.jsonl import is_stream
     from art_core.observe.report import write_report
     from art_core.store.finding import find_run
     from art_core.views.text import short_id
@@ -42,6 +43,8 @@ def report(
         path = write_report(
             store, found.id, to or Path(f"report-{short_id(found.id)}.html"), examples=examples
         )
+    if is_stream(path):  # the document is the output
+        return
     size = path.stat().st_size
     if as_json:
         show_json({"path": path.resolve(), "run": found.id, "bytes": size})

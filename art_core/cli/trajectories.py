@@ -294,6 +294,8 @@ def export(
             return
         write = jsonl.export_trajectories if form == "trajectories" else jsonl.export_conversations
         lines = write(counted, to)
+    if jsonl.is_stream(to):  # the lines are the output
+        return
     if as_json:
         show_json({"path": to, "trajectories": counted.count, "lines": lines})
     else:

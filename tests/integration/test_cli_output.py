@@ -114,3 +114,29 @@ def test_output_that_cannot_spell_a_character_goes_on(root: Path) -> None:
     done = process(root, "runs", PYTHONIOENCODING="ascii", PYTHONUTF8="0", LC_ALL="C")
     assert done.returncode == 0, done.stderr
     assert "r-0002" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "begins"), [(("report",), "<!doctype html>"), (("trajectories", "export"), '{"id":')]
+)
+def test_the_standard_output_may_be_named_as_the_file_and_holds_nothing_else(
+    root: Path, tmp_path: Path, command: tuple[str, ...], begins: str
+) -> None:
+    """``art-langgraph report -o /dev/stdout | gzip``, and the same into a file that holds something."""
+    to = tmp_path / "out"
+    to.write_text("before\n")
+    device = Path("/dev/stdout").lstat()
+    with to.open("ab") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "art_core.cli", *command, "--to", "/dev/stdout"],
+            stdout=out,
+            timeout=120,
+            check=False,
+            env={**os.environ, "ART_ROOT": str(root)},
+        )
+    assert done.returncode == 0
+    before, *lines = to.read_text().splitlines()
+    assert before == "before"
+    assert lines[0].lower().startswith(begins)
+    assert lines[-1].endswith(("</html>", "}"))
+    assert Path("/dev/stdout").lstat().st_ino == device.st_ino

@@ -1,6 +1,9 @@
 """JSON lines of trajectories, and OpenAI's fine-tuning format."""
 
 import json
+import os
+import re
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +19,7 @@ from art_core.jsonl import (
     export_conversations,
     export_trajectories,
     import_trajectories,
+    write_lines,
 )
 from art_core.store import Store
 from art_core.types import Step, Trajectory
@@ -156,3 +160,25 @@ def test_calls_without_an_answer_and_those_not_asked_for_are_left_out(tmp_path: 
     assert export_conversations([trajectory], path) == 2
     assert json.loads(path.read_text().splitlines()[1])["messages"][-1] == assistant("")
     assert export_conversations([trajectory], path, include=lambda step: step.id.endswith("-0")) == 1
+
+
+def test_a_pipe_is_written_and_a_link_followed_and_neither_is_replaced(tmp_path: Path) -> None:
+    pipe, real, link = tmp_path / "pipe", tmp_path / "real.jsonl", tmp_path / "latest.jsonl"
+    os.mkfifo(pipe)
+    read: list[bytes] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    assert write_lines(pipe, ["a", "b"]) == 2
+    reader.join()
+    assert read == [b"a\nb\n"]
+    assert pipe.is_fifo()
+
+    link.symlink_to(real)
+    assert write_lines(link, ["c"]) == 1
+    assert real.read_text() == "c\n"
+    assert link.is_symlink()
+
+
+def test_what_cannot_be_written_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"^{re.escape(str(tmp_path))} cannot be written"):
+        write_lines(tmp_path, ["a"])
