@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from art_core.errors import ConfigError
 from art_core.rewards.cache import VerdictCache, question_key
@@ -56,8 +56,8 @@ class JudgeAsker:
         given: object = judge
         if not callable(getattr(given, "ask", None)) or not isinstance(getattr(given, "name", None), str):
             raise ConfigError(
-                f"{given!r} is no judge: it needs a name and a method ask; art_langgraph.LangChainJudge "
-                "makes one of a chat model or of 'provider:model'"
+                f"{_described(given)} is no judge: it needs a name and a method ask; "
+                "art_langgraph.LangChainJudge makes one of a chat model or of 'provider:model'"
             )
         self.judge = judge
         self.usage = Usage()
@@ -104,7 +104,7 @@ class JudgeAsker:
         Raises:
             JudgeError: it raised, or gave no answer in time.
         """
-        call = asyncio.ensure_future(self.judge.ask(messages, schema))
+        call = asyncio.ensure_future(_answer(self.judge, messages, schema))
         usage = UNTOLD
         try:
             # Not asyncio.timeout: a judge that ignores its cancellation would hold the group for ever.
@@ -124,6 +124,21 @@ class JudgeAsker:
             asked.usage += usage
             with self._adding:
                 self.usage += usage
+
+
+async def _answer(judge: Judge, messages: Sequence[Message], schema: Mapping[str, Any]) -> Answer:
+    """Ask somebody's judge, and hold its answer to what it promised."""
+    given = cast(object, await judge.ask(messages, schema))
+    if not isinstance(given, Answer) or not isinstance(cast(object, given.text), str):
+        what = "an Answer without a text" if isinstance(given, Answer) else type(given).__name__
+        raise TypeError(f"ask gave {what}, expected Answer(text, usage)")
+    return given
+
+
+def _described(given: object) -> str:
+    """A value, or only its kind where it would fill the screen."""
+    shown = repr(given)
+    return shown if len(shown) <= 80 else f"an object of {type(given).__name__}"
 
 
 def _look_at(call: "asyncio.Future[Answer]") -> None:

@@ -3,7 +3,8 @@
 Invariant: an entry's key is the whole question and the judge's name, so a verdict is found again only if
 the judge would be asked exactly the same. Failures are never kept.
 
-With a path, entries are also lines of a JSON file, read once and appended to.
+With a path, entries are also lines of a JSON file, read once and appended to. A verdict that the disk
+refuses is still used, and kept in memory: it was paid for.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ class VerdictCache:
         size: most verdicts in memory.
 
     Raises:
-        ConfigError: the size is below 1.
+        ConfigError: the size is below 1, or the file cannot be read.
     """
 
     def __init__(self, path: str | Path | None = None, *, size: int = 10_000) -> None:
@@ -38,9 +39,13 @@ class VerdictCache:
         self._path = None if path is None else Path(path)
         self._size = size
         self._lock = threading.Lock()
+        self._refused = False
         self._kept: OrderedDict[str, dict[str, Verdict]] = OrderedDict()
         if self._path is not None and self._path.exists():
-            self._read(self._path)
+            try:
+                self._read(self._path)
+            except OSError as unreadable:
+                raise ConfigError(f"verdict cache {path}: it cannot be read: {unreadable}") from unreadable
 
     def get(self, key: str) -> Mapping[str, Verdict] | None:
         """The verdicts on a question; None when it was never answered."""
@@ -50,15 +55,26 @@ class VerdictCache:
             return self._kept.get(key)
 
     def put(self, key: str, verdicts: Mapping[str, Verdict]) -> None:
-        """Keep the verdicts on a question."""
+        """Keep the verdicts on a question; a file that cannot be written is warned of, once."""
         with self._lock:
             self._remember(key, dict(verdicts))
-            if self._path is not None:
-                values = {name: [v.score, v.explanation] for name, v in verdicts.items()}
+            if self._path is None:
+                return
+            values = {name: [v.score, v.explanation] for name, v in verdicts.items()}
+            try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                # A newline before as well: a line cut short by a kill stays alone.
+                # A newline before as well: a line cut short, by a kill or a full disk, stays alone.
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(f"\n{json.dumps({'key': key, 'verdicts': values})}\n")
+            except OSError as refused:
+                if not self._refused:
+                    logger.warning(
+                        "verdict cache %s cannot be written, so the judge will be asked again by the next "
+                        "process; verdicts are kept in memory: %s",
+                        self._path,
+                        refused,
+                    )
+                self._refused = True
 
     def __len__(self) -> int:
         return len(self._kept)

@@ -15,7 +15,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from art_core.errors import ConfigError, RewardError
 from art_core.judgings import keep
@@ -83,12 +83,18 @@ class Ruler:
         price: Price | None = None,
     ) -> None:
         for name, value in (("votes", votes), ("least_tokens", least_tokens), ("concurrency", concurrency)):
-            if value < 1:
-                raise ConfigError(f"{name}={value}: expected at least 1")
-        if not timeout > 0:
-            raise ConfigError(f"timeout={timeout}: expected seconds above 0")
-        if token_budget < 1000:
-            raise ConfigError(f"token_budget={token_budget}: expected at least 1000, the frame alone has 500")
+            if not _whole(value) or value < 1:
+                raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
+        if not _whole(seed):
+            raise ConfigError(f"seed={seed!r}: expected a whole number")
+        given: object = timeout  # callers' types are not always checked
+        if not isinstance(given, int | float) or not given > 0:
+            raise ConfigError(f"timeout={timeout!r}: expected seconds above 0")
+        if not _whole(token_budget) or token_budget < 1000:
+            raise ConfigError(
+                f"token_budget={token_budget!r}: expected at least 1000, the frame alone has 500"
+            )
+        _check_parts(rubric, count_tokens, cache, price)
         self._asker = JudgeAsker(judge, timeout, VerdictCache() if cache is None else cache)
         self._rubric = rubric
         self._votes = votes
@@ -127,8 +133,10 @@ class Ruler:
             again when it was asked once more.
 
         Raises:
+            ConfigError: it is no group.
             RewardError: two members have one id.
         """
+        _check_group(group, "a group", "score_groups(groups) takes several, ascore_one(trajectory) one run")
         left_out: dict[str, str] = {}
         judged: dict[str, Entries] = {}
         for member in group:
@@ -166,7 +174,15 @@ class Ruler:
         )
 
     async def ascore_groups(self, groups: Iterable[TrajectoryGroup]) -> list[Judgement]:
-        """Score several groups, each by itself; the judgements are in the groups' order."""
+        """Score several groups, each by itself; the judgements are in the groups' order.
+
+        Raises:
+            ConfigError: it was given something else.
+            RewardError: as `ascore`.
+        """
+        groups = list(groups)
+        for group in groups:
+            _check_group(group, "several groups", "score(group) takes one")
         slots = asyncio.Semaphore(self._concurrency)
 
         async def one(group: TrajectoryGroup) -> Judgement:
@@ -224,7 +240,26 @@ class Ruler:
     # -- how it is done ----------------------------------------------------------------------------
 
     def _rubric_of(self, scenario: Scenario) -> str:
-        return self._rubric if isinstance(self._rubric, str) else self._rubric(scenario)
+        """The rubric of a scenario.
+
+        Raises:
+            JudgeError: the user's function gave none: without it, one group has no scores, not all.
+        """
+        if isinstance(self._rubric, str):
+            return self._rubric
+        try:
+            given: object = self._rubric(scenario)
+        except Exception as error:
+            raise JudgeError(
+                f"the rubric function raised {type(error).__name__} for scenario {scenario.id!r}: {error}"
+            ) from error
+        if isinstance(given, str):
+            return given
+        if isinstance(given, Coroutine):
+            cast("Coroutine[Any, Any, Any]", given).close()
+        raise JudgeError(
+            f"the rubric function gave {type(given).__name__} for scenario {scenario.id!r}, expected a text"
+        )
 
     async def _scores(self, items: Sequence[Entries], rubric: str, record: Asked) -> list[Scored]:
         """The items' scores, in order.
@@ -303,6 +338,31 @@ class Ruler:
                 f"needed: {' | '.join(reasons)}"
             )
         return {i: [given[i] for given in valid] for i in chosen}
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_parts(rubric: object, count_tokens: object, cache: object, price: object) -> None:
+    """Refuse what would only break when a judge has been paid.
+
+    Raises:
+        ConfigError: one is of the wrong kind.
+    """
+    if not callable(rubric) and not (isinstance(rubric, str) and rubric.strip()):
+        raise ConfigError(f"rubric={rubric!r}: expected a text, or a function of the scenario that gives one")
+    if not callable(count_tokens):
+        raise ConfigError(f"count_tokens={count_tokens!r}: expected a function of a text that gives a number")
+    if cache is not None and not isinstance(cache, VerdictCache):
+        raise ConfigError(f"cache={cache!r}: expected a VerdictCache, such as VerdictCache('verdicts.jsonl')")
+    if price is not None and not isinstance(price, Price):
+        raise ConfigError(f"price={price!r}: expected Price(prompt=..., completion=...)")
+
+
+def _check_group(group: object, expected: str, way_out: str) -> None:
+    if not isinstance(group, TrajectoryGroup):
+        raise ConfigError(f"RULER was given {type(group).__name__}, expected {expected}; {way_out}")
 
 
 def _unfit(member: Trajectory) -> str | None:

@@ -140,11 +140,57 @@ def test_cost_is_of_the_tokens_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"votes": 0}, {"timeout": 0}, {"token_budget": 10}, {"least_tokens": 0}, {"concurrency": 0}]
+    "wrong",
+    [
+        *({"votes": wrong} for wrong in (0, "3", 1.5, True)),
+        *({"timeout": wrong} for wrong in (0, None, "3", float("nan"))),
+        *({"token_budget": wrong} for wrong in (10, None)),
+        {"least_tokens": 0},
+        {"concurrency": 0},
+        {"seed": "x"},
+        *({"rubric": wrong} for wrong in (None, " ", ["short"], {"short": 1})),
+        {"count_tokens": 5},
+        {"cache": "verdicts.jsonl"},
+        {"price": (1, 2)},
+    ],
+    ids=repr,
 )
-def test_settings_out_of_range_are_named(wrong: dict[str, int]) -> None:
+def test_settings_out_of_range_or_of_another_kind_are_named(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Ruler(FunctionJudge(perfect), **wrong)  # type: ignore[arg-type]
+        Ruler(FunctionJudge(perfect), **wrong)
+
+
+async def _in_time(scenario: Scenario) -> str:
+    return f"the answer to {scenario.id} is 42"
+
+
+@pytest.mark.parametrize(
+    ("rubric", "says"),
+    [
+        (lambda scenario: scenario.metadata["answer"], r"raised KeyError for scenario 'go': 'answer'"),
+        (lambda scenario: 42, r"gave int for scenario 'go', expected a text"),
+        (_in_time, r"gave coroutine for scenario 'go', expected a text"),
+    ],
+)
+async def test_a_rubric_that_a_scenario_breaks_leaves_its_group_unscored_and_the_others_as_they_are(
+    rubric: Any, says: str
+) -> None:
+    """C33: other groups' verdicts were paid for."""
+    groups = [quality_group("g", QUALITIES), quality_group("h", QUALITIES[::-1])]
+    other = replace(groups[1], scenario=Scenario("other"))
+    ruler = Ruler(FunctionJudge(perfect), rubric=lambda s: "be right" if s.id == "other" else rubric(s))
+    broken, sound = await ruler.ascore_groups([groups[0], other])
+    assert broken.unscored is not None
+    assert re.search(says, broken.unscored)
+    assert scores(sound) == list(QUALITIES[::-1])
+
+
+def test_one_group_and_several_are_not_taken_for_each_other() -> None:
+    ruler, group = Ruler(FunctionJudge(perfect)), quality_group("g", QUALITIES)
+    with pytest.raises(ConfigError, match=r"was given Trajectory, expected several groups; score\(group\)"):
+        ruler.score_groups(group)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"was given list, expected a group; score_groups\(groups\)"):
+        ruler.score([group])  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("judge", ["openai:gpt-5-mini", None, object()])

@@ -1,6 +1,7 @@
 """The calls of a judge: asked again, given up, cancelled, repeated as votes, kept in a cache."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from helpers.judges import QUALITIES, FunctionJudge, perfect, quality_group, scores, told, truth
 
-from art_core.errors import RewardError
+from art_core.errors import ConfigError, RewardError
 from art_core.rewards.cache import VerdictCache
 from art_core.rewards.judge import Answer, Usage
 from art_core.rewards.ruler import Ruler
@@ -187,3 +188,39 @@ def test_a_cache_keeps_the_latest() -> None:
         if cache.get(key) is None:
             cache.put(key, {})
     assert [cache.get(key) is None for key in ("a", "b", "c")] == [False, True, False]
+
+
+async def test_a_verdict_that_the_disk_refuses_to_keep_is_used_all_the_same(
+    tmp_path: Path, caplog: Any
+) -> None:
+    """C31: it was paid for; what is lost is only that the next process asks again."""
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    judge = FunctionJudge(perfect)
+    ruler = Ruler(judge, cache=VerdictCache(blocked / "verdicts.jsonl"))
+    for _ in range(2):
+        groups = [quality_group("g", QUALITIES), quality_group("h", QUALITIES[:3])]
+        judgements = await ruler.ascore_groups(groups)
+        assert [scores(judgement) for judgement in judgements] == [list(QUALITIES), list(QUALITIES[:3])]
+    assert judge.calls == 2
+    assert [r.message.count("cannot be written") for r in caplog.records] == [1]
+
+
+def test_a_cache_that_cannot_be_read_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"{tmp_path}: it cannot be read")):
+        VerdictCache(tmp_path)
+
+
+@pytest.mark.parametrize("given", ["a text", None, Answer(None, Usage(1, 0, 0))])  # type: ignore[arg-type]
+async def test_a_judge_that_gives_no_answer_object_leaves_its_group_unscored_and_says_what_it_gave(
+    given: Any,
+) -> None:
+    class Plain:
+        name = "plain"
+
+        async def ask(self, messages: Sequence[Message], schema: Any) -> Any:
+            return given
+
+    judgement = await Ruler(Plain()).ascore(quality_group("g", QUALITIES))
+    assert judgement.scores == {}
+    assert "expected Answer(text, usage)" in (judgement.unscored or "")
