@@ -257,7 +257,9 @@ class Rollout:
         return self._end(RolloutStatus.FAILED, None, failure)
 
     def pause(self) -> Trajectory:
-        """Let go of it without an end: all of it is in the sink, and `resume` goes on from there.
+        """Let go of it without an end: its steps and spans are in the sink, and `resume` goes on from there.
+
+        Metrics, faults and what was added to its metadata are kept with an end alone; pass them on by hand.
 
         Raises:
             StoreError: the sink cannot keep it; the rollout then goes on here.
