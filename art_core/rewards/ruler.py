@@ -87,8 +87,7 @@ class Ruler:
                 raise ConfigError(f"{name}={value!r}: expected a whole number of at least 1")
         if not _whole(seed):
             raise ConfigError(f"seed={seed!r}: expected a whole number")
-        given: object = timeout  # callers' types are not always checked
-        if not isinstance(given, int | float) or not given > 0:
+        if not isinstance(cast(object, timeout), int | float) or not timeout > 0:
             raise ConfigError(f"timeout={timeout!r}: expected seconds above 0")
         if not _whole(token_budget) or token_budget < 1000:
             raise ConfigError(
@@ -248,7 +247,7 @@ class Ruler:
         if isinstance(self._rubric, str):
             return self._rubric
         try:
-            given: object = self._rubric(scenario)
+            given = cast(object, self._rubric(scenario))
         except Exception as error:
             raise JudgeError(
                 f"the rubric function raised {type(error).__name__} for scenario {scenario.id!r}: {error}"
