@@ -22,7 +22,7 @@ from art_core.branches import Branches
 from art_core.errors import UnknownTrajectoryError
 from art_core.ids import new_id
 from art_core.open_rollouts import closed, opened
-from art_core.sinks import GraphSink, NullSink, Sink, done, failed, settled, wait_for
+from art_core.sinks import GraphSink, NullSink, Sink, done, failed, say_if_lost, settled, wait_for
 from art_core.types import (
     Failure,
     RolloutStatus,
@@ -161,7 +161,7 @@ class Rollout:
             self._begin_again()
         write = self._sink.append(step)
         if late:
-            self._say_if_lost(write, f"late step {step.id}")
+            say_if_lost(write, f"late step {step.id} of rollout {self.id}")
         else:
             self._writes.append((step, write))
         return write
@@ -170,13 +170,6 @@ class Rollout:
         with self._beginning:
             if failed(self._begun):  # no other thread was quicker
                 self._begun = self._sink.begin(replace(self._snapshot(), steps=(), spans=()))
-
-    def _say_if_lost(self, write: Future[None], what: str) -> None:
-        def said(write: Future[None]) -> None:
-            if (error := write.exception()) is not None:
-                logger.error("%s of rollout %s was not kept: %s", what, self.id, error)
-
-        write.add_done_callback(said)
 
     def add_span(self, span: Span) -> None:
         """Keep what a tracer saw; it goes to the sink with the rollout's end, or alone if it is late."""
@@ -187,12 +180,12 @@ class Rollout:
             self._trace(span)
 
     def _trace(self, span: Span) -> None:
-        self._say_if_lost(self._sink.trace(self.id, span), f"late span {span.id}")
+        say_if_lost(self._sink.trace(self.id, span), f"late span {span.id} of rollout {self.id}")
 
     def note_graph(self, shape: Mapping[str, Any]) -> None:
         """Keep the shape of the graph that runs, for those who look (see `art_core.sinks.GraphSink`)."""
         if isinstance(self._sink, GraphSink):
-            self._say_if_lost(self._sink.graph(shape), "the graph's shape")
+            say_if_lost(self._sink.graph(shape), f"the shape of the graph of rollout {self.id}")
 
     def next_seed(self) -> int | None:
         """A sampling seed for the next call, of 31 bits; None when the rollout has no ``seed``.
@@ -344,9 +337,7 @@ class Rollout:
             write.result()
         for step, write in self._writes:
             yield write
-            if failed(
-                write
-            ):  # it cannot be written at all: whatever ails the sink would have hit the end, too
+            if failed(write):  # for ever: whatever ails the sink would have hit the end, too
                 logger.error("step %s of rollout %s was not kept: %s", step.id, self.id, write.exception())
         self._settle(ended)
         return ended

@@ -4,12 +4,15 @@ Invariant: a step whose recording was acknowledged is in the sink.
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
 from art_core.types import Span, Step, Trajectory
+
+logger = logging.getLogger(__name__)
 
 
 class Acknowledgement(Future[None], ABC):
@@ -109,3 +112,13 @@ async def settled(future: Future[None], hurry: bool = True) -> None:
 def failed(write: Future[None]) -> bool:
     """Whether the sink has refused this."""
     return write.done() and write.exception() is not None
+
+
+def say_if_lost(write: Future[None], what: str) -> None:
+    """Log it if the sink refuses what nobody waits for."""
+
+    def said(write: Future[None]) -> None:
+        if (error := write.exception()) is not None:
+            logger.error("%s was not kept: %s", what, error)
+
+    write.add_done_callback(said)
