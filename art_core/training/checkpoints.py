@@ -14,6 +14,7 @@ A checkpoint is written to a temporary directory, synced and renamed. Its manife
 
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -29,6 +30,8 @@ import torch
 from art_core.config import LoRAConfig, RetentionConfig
 from art_core.errors import CheckpointError
 from art_core.training.written_whole import WRITING, refused_by_the_disk, taking_the_place_of
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 2
 PREFIX = "checkpoint-"
@@ -191,6 +194,8 @@ def prune(
 ) -> list[Path]:
     """Delete the checkpoints that nothing says to keep; returns what is gone.
 
+    One that cannot be deleted costs room and no training: it is said in the log.
+
     Args:
         root: directory of a run's checkpoints.
         retention: which ones stay.
@@ -204,12 +209,16 @@ def prune(
     kept = {*versions, *best, *map(number_of, found[-retention.last :])}
     if retention.every is not None:
         kept |= {n for n in there if n % retention.every == 0}
-    gone = [p for p in found if number_of(p) not in kept]
-    for directory in gone:
+    gone: list[Path] = []
+    for directory in (p for p in found if number_of(p) not in kept):
         # Renamed first: a directory that is half deleted must not look like a checkpoint.
         doomed = directory.with_name(f"{WRITING}{os.getpid()}-{directory.name}")
-        directory.rename(doomed)
-        shutil.rmtree(doomed)
+        try:
+            directory.rename(doomed)
+            gone.append(directory)
+            shutil.rmtree(doomed)
+        except OSError as stuck:
+            logger.warning("%s is not needed any more and cannot be deleted: %s", directory, stuck)
     return gone
 
 

@@ -16,7 +16,7 @@ import torch
 from helpers.tiny import tiny_model
 from helpers.training import group, same, step, trajectory, weights
 
-from art_core.config import GuardrailConfig, LoRAConfig, TrainConfig
+from art_core.config import GuardrailConfig, LoRAConfig, RetentionConfig, TrainConfig
 from art_core.errors import CheckpointError
 from art_core.training import checkpoints, written_whole
 from art_core.training.grpo import Trainer
@@ -304,3 +304,22 @@ def test_the_adapter_is_an_ordinary_peft_directory(model: Path, tmp_path: Path):
     other = new_trainer(model, seed=4)
     other.policy.load_weights(kept.weights_dir)
     assert same(weights(other.policy), weights(trainer.policy))
+
+
+def test_a_checkpoint_that_cannot_be_deleted_is_said_and_costs_nothing_else(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    trainer = new_trainer(model)
+    first, second, *kept = [checkpoints.save(tmp_path, trainer, version=n).directory for n in range(1, 5)]
+    delete = shutil.rmtree
+
+    def refuse(path: Path, **how: object) -> None:
+        if path.name.endswith(first.name):
+            raise OSError(16, "Device or resource busy")
+        delete(path, **how)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(shutil, "rmtree", refuse)
+        assert checkpoints.prune(tmp_path, RetentionConfig(last=2)) == [first, second]
+    assert "cannot be deleted: [Errno 16]" in caplog.text
+    assert checkpoints.list_checkpoints(tmp_path) == kept
