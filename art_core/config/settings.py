@@ -11,9 +11,10 @@ from art_core.errors import ConfigError
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, nothing unknown; mistakes are `ConfigError`."""
+    """Base of all settings: frozen, nothing unknown, every number finite; mistakes are `ConfigError`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # An infinite learning rate passes gt=0 and ruins the weights.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
     def __init__(self, **data: Any) -> None:
         try:

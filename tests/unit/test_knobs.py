@@ -51,6 +51,8 @@ def test_an_edited_file_is_read_once_and_a_removed_one_turns_everything_back(boa
         ("[1]", "found list"),
         ('{"learning_rat": 1}', "learning_rat: no such setting"),
         ('{"learning_rate": -1}', "learning_rate=-1"),
+        ('{"learning_rate": 1e999}', "learning_rate=inf: Input should be a finite number"),
+        ('{"clip_high": Infinity}', "clip_high=inf"),
         ('{"kl_coef": 0, "kl_target": 0.1}', "kl_target"),
         ('{"reward_weights": {"steps": "many"}}', "reward_weights.steps='many'"),
         ('{"reward_weights": {"steps": NaN}}', "reward_weights.steps=nan"),
@@ -74,8 +76,9 @@ def test_a_call_that_cannot_be_used_changes_neither_knobs_nor_file(board: KnobBo
     before = board.path.read_text()
     with pytest.raises(ConfigError, match="tempratur"):
         board.turn(tempratur=1.0)
-    with pytest.raises(ConfigError, match="temperature"):
-        board.turn(temperature=-1.0)
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="temperature"):
+            board.turn(temperature=wrong)
     assert board.path.read_text() == before
     assert [p.name for p in board.path.parent.iterdir()] == [FILE]
 
