@@ -90,3 +90,12 @@ class TrainingStoppedError(ArtError, RuntimeError):
 
 class CheckpointError(ArtError, RuntimeError):
     """A checkpoint is missing, incomplete, damaged, or belongs to another model."""
+
+
+def words_of(error: BaseException) -> str:
+    """What an exception says; of a group (as task groups raise), what each of its exceptions says."""
+    if not isinstance(error, BaseExceptionGroup):
+        return str(error) or repr(error)
+    parts: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
+    said = "; ".join(f"{type(part).__name__}: {words_of(part)}" for part in parts)
+    return f"{error.message}: {said}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, words_of
 from art_core.judgings import JUDGINGS, keeping
 from art_core.missing_calls import where_calls_went
 from art_core.recording import Rollout, Sink, new_id, set_current_rollout
@@ -179,7 +179,7 @@ async def arun(
         except _CancelledItselfError:
             return await _fail(rollout, "cancelled", "something inside the agent cancelled it")
         except Exception as error:
-            return await _fail(rollout, "exception", str(error) or repr(error), error)
+            return await _fail(rollout, "exception", words_of(error), error)
         if rollout.ended:
             return rollout.snapshot()
         if require_policy_calls and not any(step.policy and step.response for step in rollout.steps):
@@ -194,7 +194,7 @@ async def arun(
         except _CancelledItselfError:
             return await _fail(rollout, "reward", "something inside the reward function cancelled it")
         except Exception as error:
-            return await _fail(rollout, "reward", str(error) or repr(error), error)
+            return await _fail(rollout, "reward", words_of(error), error)
         rollout.components.update(value.components)
         rollout.node_rewards.update(value.by_node)
         rollout.step_rewards.update(value.by_step)

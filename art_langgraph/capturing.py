@@ -13,7 +13,7 @@ from typing import Any
 
 from langchain_core.tracers.context import register_configure_hook
 
-from art_core.errors import NoPolicyCallsError
+from art_core.errors import NoPolicyCallsError, words_of
 from art_core.inference.gateway import Gateway
 from art_core.missing_calls import where_calls_went
 from art_core.recording import Rollout, Sink, recording, restore
@@ -144,4 +144,4 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(
             cause, "its reader left: the generator that captured it was closed", "builtins.GeneratorExit"
         )
-    return Failure(cause, str(error) or repr(error), f"{kind.__module__}.{kind.__qualname__}")
+    return Failure(cause, words_of(error), f"{kind.__module__}.{kind.__qualname__}")

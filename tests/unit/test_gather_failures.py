@@ -43,6 +43,21 @@ async def test_an_agent_that_raises_keeps_its_steps_and_has_no_reward() -> None:
     assert Counter(sink.ended.values()) == {("finished", None): 2, ("failed", "exception"): 1}
 
 
+async def test_the_failure_of_a_task_group_says_what_each_task_raised() -> None:
+    async def task(error: Exception) -> None:
+        raise error
+
+    async def agent(scenario: Scenario) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(task(RuntimeError("the tool broke")))
+            tasks.create_task(task(KeyError()))
+
+    groups = await agather(agent, [Scenario("s")], group_size=1, min_group_size=0, progress=False)
+    failure = groups.failed[0].failure
+    assert failure.message.endswith(": RuntimeError: the tool broke; KeyError: KeyError()")
+    assert failure.error_type == "builtins.ExceptionGroup"
+
+
 async def test_an_agent_that_never_returns_is_timed_out_and_holds_nobody_up() -> None:
     """C32, C10."""
 
