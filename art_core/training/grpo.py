@@ -290,7 +290,7 @@ class Trainer:
             batch = minibatch([samples[i] for i in order[at : at + batch_size]], "token")
             self.sft_optimizer.zero_grad()
             self._take_path([batch])
-            figures = accumulate_sft_gradient(self._passes(), batch.tree)
+            figures = accumulate_sft_gradient(self._passes(), batch.tree, seed=self._dropout_seed())
             norm, event = self._apply(self.sft_optimizer, figures, rate, imitating)
             batches.append(batch)
             seen.append(figures)
@@ -319,12 +319,19 @@ class Trainer:
         if not samples:
             return [], events
         mixed = minibatch(samples, "token", scale=config.sft_weight)
-        figures = accumulate_sft_gradient(self._passes(), mixed.tree)
+        figures = accumulate_sft_gradient(self._passes(), mixed.tree, seed=self._dropout_seed())
         return [figures.loss / config.sft_weight], events
 
     def _passes(self, advance: Callable[[], None] = lambda: None) -> Passes:
         self.budget.forget()
         return Passes(self.policy, self.budget, self.ranks, advance)
+
+    def _dropout_seed(self) -> int | None:
+        """Of one update, from the generator that checkpoints keep; None where nothing is dropped."""
+        lora = self.policy.lora
+        if lora is None or not lora.dropout:
+            return None
+        return int(torch.randint(2**31, (), generator=self.generator))
 
     def _rate(self) -> float:
         return self.guardrails.rate_scale * scheduled_rate(

@@ -4,7 +4,8 @@ Invariant: the gradient is that of the whole minibatch, however its tree was cut
 ``.grad`` of the trainable parameters changes here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -206,11 +207,24 @@ def accumulate_policy_gradient(
     return _whole(passes, tree, work)
 
 
-def accumulate_sft_gradient(passes: Passes, tree: TokenTree) -> UpdateFigures:
-    """Add this rank's part of the gradient of a tree's negative log-likelihood, weighted by its weights."""
+def accumulate_sft_gradient(passes: Passes, tree: TokenTree, *, seed: int | None = None) -> UpdateFigures:
+    """Add this rank's part of the gradient of a tree's negative log-likelihood, weighted by its weights.
+
+    Args:
+        passes: how; the policy's training adapter is used.
+        tree: what to imitate.
+        seed: of what the adapter's dropout drops; None: whatever the process's generators say.
+
+    Returns:
+        Figures of the whole tree.
+    """
     policy = passes.policy
 
     def work(mine: Share) -> list[PieceFigures]:
+        with _drawing_from(None if seed is None else seed + passes.ranks.rank, policy.device):
+            return imitate(mine)
+
+    def imitate(mine: Share) -> list[PieceFigures]:
         parts: list[PieceFigures] = []
         for i, piece in enumerate(mine.pieces):
             # Dropout helps imitation; a policy loss must see the policy that is served.
@@ -226,6 +240,21 @@ def accumulate_sft_gradient(passes: Passes, tree: TokenTree) -> UpdateFigures:
         return parts
 
     return _whole(passes, tree, work)
+
+
+@contextmanager
+def _drawing_from(seed: int | None, device: torch.device) -> Generator[None]:
+    """Inside the block random numbers come from a seed; afterwards the process's generators are as before."""
+    if seed is None:
+        yield
+        return
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.default_generator.manual_seed(seed)
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 def _whole(passes: Passes, tree: TokenTree, work: Callable[[Share], list[PieceFigures]]) -> UpdateFigures:

@@ -42,13 +42,15 @@ def set_fault(faults: Path, *, rank: int | None = None, **fault: Any) -> None:
     scratch.rename(faults)
 
 
-def tiny_policy(directory: Path, faults: Path, kernels: Kernels = "auto") -> Callable[[str], PeftPolicy]:
+def tiny_policy(
+    directory: Path, faults: Path, kernels: Kernels = "auto", lora: LoRAConfig = LORA
+) -> Callable[[str], PeftPolicy]:
     """What builds a policy whose adapter already changes the model, in float32."""
-    return partial(_load, str(directory), str(faults), kernels)
+    return partial(_load, str(directory), str(faults), kernels, lora)
 
 
-def _load(directory: str, faults: str, kernels: Kernels, device: str) -> PeftPolicy:
-    policy = FaultyPolicy.load(directory, LORA, dtype="float32", device=device, kernels=kernels)
+def _load(directory: str, faults: str, kernels: Kernels, lora: LoRAConfig, device: str) -> PeftPolicy:
+    policy = FaultyPolicy.load(directory, lora, dtype="float32", device=device, kernels=kernels)
     policy.faults = Path(faults)  # type: ignore[attr-defined]
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():

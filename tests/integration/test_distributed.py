@@ -374,6 +374,27 @@ def test_devices_are_counted_before_anything_starts(monkeypatch: pytest.MonkeyPa
         ParallelConfig(processes=2, devices=(1,))
 
 
+def test_a_resumed_process_drops_what_the_uninterrupted_one_does(model: Path, tmp_path: Path):
+    """C50: the process's own random generator is in no checkpoint."""
+    lora = LORA.model_copy(update={"dropout": 0.5})
+    build = tiny_policy(model, tmp_path / "faults", lora=lora)
+    found: list[dict[str, torch.Tensor]] = []
+    for name in ("straight", "resumed"):
+        alone = TrainerProcesses(build, lora, CONFIG, ParallelConfig(), log_dir=tmp_path / name)
+        try:
+            if name == "straight":
+                alone.sft(SAID, steps=2)
+                written = checkpoints.save(tmp_path, alone, version=1)
+            else:
+                checkpoints.load(written.directory, alone)
+            alone.sft(SAID, steps=2)
+            found.append(adapter(alone, tmp_path / name / "adapter"))
+        finally:
+            alone.close()
+    for key, weight in found[0].items():
+        assert torch.equal(weight, found[1][key]), key
+
+
 def test_processes_find_their_parent_under_a_long_temporary_directory(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
