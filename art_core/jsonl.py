@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,15 @@ def dump_trajectory(trajectory: Trajectory) -> str:
 
 
 def _plain(trajectory: Trajectory) -> dict[str, Any]:
-    return _adapter().dump_python(trajectory, exclude_defaults=True, warnings=False)
+    # What is the user's is written as the store writes it: their objects' defaults are no defaults of ours.
+    given = trajectory.scenario
+    scenario = replace(given, inputs=_as_json(given.inputs), metadata=_as_json(given.metadata))
+    own = replace(trajectory, scenario=scenario, metadata=_as_json(trajectory.metadata))
+    return _adapter().dump_python(own, exclude_defaults=True, warnings=False)
+
+
+def _as_json(value: Mapping[str, Any]) -> dict[str, Any]:
+    return json.loads(to_json(dict(value)))
 
 
 def load_trajectory(line: str) -> Trajectory:

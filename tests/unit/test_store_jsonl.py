@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.trajectories import a_span, a_step, a_trajectory
+from pydantic import BaseModel
 
 from art_core.errors import StoreError
 from art_core.jsonl import (
@@ -22,7 +23,7 @@ from art_core.jsonl import (
     write_lines,
 )
 from art_core.store import Store
-from art_core.types import Step, Trajectory
+from art_core.types import Scenario, Step, Trajectory, TrajectoryGroup
 
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -60,6 +61,25 @@ def test_an_export_imported_and_exported_again_is_the_same_to_the_byte(tmp_path:
     assert export_trajectories(imported, second) == 3
     assert first.read_bytes() == second.read_bytes()
     assert [json.loads(line)["id"] for line in first.read_text().split("\n")[:-1]] == ["t-1", "t-2", "t-3"]
+
+
+def test_objects_in_a_scenarios_inputs_are_exported_whole_as_the_store_keeps_them(tmp_path: Path) -> None:
+    class Said(BaseModel):
+        """As chat messages of frameworks are: what tells their kind is a default."""
+
+        text: str
+        type: str = "human"
+
+    scenario = Scenario("greeting", {"messages": [Said(text="hi")]}, {"like": Said(text="ho")})
+    trajectory = replace(a_trajectory("t-1"), scenario=scenario, metadata={"output": Said(text="hey")})
+    export_trajectories([trajectory], tmp_path / "one.jsonl")
+    (imported,) = import_trajectories(tmp_path / "one.jsonl")
+    assert imported.scenario.inputs == {"messages": [{"text": "hi", "type": "human"}]}
+    assert imported.scenario.metadata == {"like": {"text": "ho", "type": "human"}}
+    assert imported.metadata == {"output": {"text": "hey", "type": "human"}}
+    with Store.open("one", tmp_path) as store:
+        store.save_group(TrajectoryGroup(scenario, (trajectory,), id="g-1"))
+        assert store.trajectory("t-1").scenario == imported.scenario
 
 
 def test_an_export_by_way_of_another_store_is_the_same_to_the_byte(tmp_path: Path) -> None:
