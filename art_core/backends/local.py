@@ -8,6 +8,7 @@ one directory per version with the adapter and the optimizer.
 """
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from art_core.backends.making import (
 from art_core.backends.registration import LocalRegistration
 from art_core.backends.serving import SERVED_VERSIONS
 from art_core.config import EngineConfig, ParallelConfig, RetentionConfig, TrainableModelConfig
+from art_core.config.model import FILE_NAME
 from art_core.errors import CheckpointError, ConfigError
 from art_core.observe.sinks import MetricSink, as_sinks
 from art_core.store import Store
@@ -94,17 +96,24 @@ class LocalBackend:
 
         Raises:
             CheckpointError: there is no such checkpoint, or the new model has checkpoints already.
+            ConfigError: no model can have the new name.
         """
         from art_core.training import checkpoints
 
+        if not re.fullmatch(FILE_NAME, name):
+            raise ConfigError(
+                f"a fork cannot be named {name!r}: use letters, digits, '.', '_' and '-', and begin with a "
+                "letter or digit"
+            )
         kept = {
             checkpoints.number_of(p): p
             for p in checkpoints.list_checkpoints(self._directory(project, source))
         }
         chosen = max(kept, default=None) if version is None else version
         if chosen is None or chosen not in kept:
+            wanted = "no checkpoint" if version is None else f"no checkpoint of version {version!r}"
             raise CheckpointError(
-                f"{source!r} has no checkpoint of version {chosen}; there are "
+                f"{source!r} has {wanted}; there are "
                 f"{', '.join(map(str, sorted(kept))) or 'none'} in {self._directory(project, source)}"
             )
         await asyncio.to_thread(checkpoints.fork, kept[chosen], self._directory(project, name))

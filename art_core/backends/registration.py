@@ -209,6 +209,7 @@ class LocalRegistration:
                 self.last_update = LastUpdate(version, tuple(update["groups"]), report)
                 self._record.complete(self.last_update, update["model"], adapter)
             logger.info("model %s goes on from version %s", self.name, version)
+        self._serving.recorded = await asyncio.to_thread(self._record.newest_version, version)
         await self.engine.start()
         if self.raw_logprobs:
             self._record.event("raw_logprobs", RAW_LOGPROBS)

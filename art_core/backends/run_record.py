@@ -6,6 +6,7 @@ numbers are; whoever is killed between the two is completed by the next one.
 Groups are kept before training, a training step after it was published; what happens in between is an event.
 """
 
+import logging
 import os
 import socket
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,8 @@ from art_core.types import PolicyVersion, TrajectoryGroup
 
 if TYPE_CHECKING:
     from art_core.training.report import TrainReport
+
+logger = logging.getLogger(__name__)
 
 
 class RunRecord:
@@ -128,6 +131,23 @@ class RunRecord:
             return  # a fork begins with what was another model's update
         self._log.complete(update.report, update.version.number)
         self._store.add_version(update.version, adapter, run_id=self._run)
+
+    def newest_version(self, loaded: PolicyVersion) -> int:
+        """The greatest number that a version of the model has had; 0 where there was none.
+
+        Args:
+            loaded: what training goes on from; that it is an older one is kept as an event.
+        """
+        newest = max((v.policy.number for v in self._store.versions(self._model)), default=0)
+        if newest > loaded.number:
+            begins = str(loaded) if loaded.number else "the base model"
+            message = (
+                f"the checkpoint of version {newest}, the newest on record, is gone: training goes on from "
+                f"{begins}, and the next version is {newest + 1}"
+            )
+            logger.warning("model %s: %s", self._model, message)
+            self.event("checkpoint_missing", message)
+        return newest
 
     def ending(self, failure: BaseException | None, *, stopped: bool) -> RunState:
         """How the run ends, kept as an event where it fails.

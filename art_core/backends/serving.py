@@ -37,6 +37,10 @@ class Serving:
         base_adapter: writes an adapter that changes nothing, for an engine to which the base model is an
             adapter like others; None where version 0 is the base model itself.
         scores: what the best checkpoints are kept by, by version; looked at when checkpoints are deleted.
+
+    Attributes:
+        current: the version that is served to whoever names none.
+        recorded: the newest number on record, whose checkpoint may be gone.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Serving:
         scores: Mapping[int, float] | None = None,
     ) -> None:
         self.current = PolicyVersion(model, 0)
+        self.recorded = 0
         self._model = model
         self._engine = engine
         self._directory = directory
@@ -65,8 +70,8 @@ class Serving:
         return self._leases.lease(version or self.current)
 
     def next_version(self) -> PolicyVersion:
-        """The number that no version has had, here or in a checkpoint that was never served."""
-        newest = max((self.current.number, *self._checkpoints()))
+        """The number that no version has had: here, on record, or in a checkpoint that was never served."""
+        newest = max((self.current.number, self.recorded, *self._checkpoints()))
         return PolicyVersion(self._model, newest + 1)
 
     async def publish(self, version: PolicyVersion, adapter_dir: Path | None) -> None:

@@ -11,6 +11,9 @@ from art_core.config.lora import LoRAConfig
 from art_core.config.settings import Settings
 from art_core.config.train import TrainConfig
 
+FILE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+"""What models and projects may be called: their names are directories, and parts of URLs."""
+
 
 class TrainableModelConfig(Settings):
     """A model that learns, by the names that people know.
@@ -20,8 +23,8 @@ class TrainableModelConfig(Settings):
     """
 
     base_model: str = Field(description="a model hub name or a directory")
-    project: str = Field(default="default", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    name: str = Field(default="agent", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    project: str = Field(default="default", pattern=FILE_NAME)
+    name: str = Field(default="agent", pattern=FILE_NAME)
     lora_rank: int | None = Field(default=16, ge=1, le=512, description="None: there is no adapter")
     lora: LoRAConfig | None = Field(
         default_factory=lambda given: LoRAConfig(rank=given["lora_rank"], alpha=2 * given["lora_rank"]),

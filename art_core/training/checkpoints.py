@@ -39,6 +39,10 @@ MANIFEST = "checkpoint.json"
 ADAPTER = "adapter"
 MODEL = "model"
 TRAINING_STATE = "training.pt"
+_WAY_OUT = (
+    "restore a copy, or move the directory of this checkpoint away to go on from the one before; a fork from "
+    "an earlier version leaves everything where it is"
+)
 
 
 class Kept(Protocol):
@@ -279,26 +283,25 @@ def verify(directory: Path) -> dict[str, Any]:
         manifest = json.loads(path.read_text())
         written = manifest["format"]
     except (OSError, ValueError, KeyError, TypeError) as unreadable:
-        raise CheckpointError(f"{path} is missing or damaged: {unreadable}") from unreadable
+        raise CheckpointError(f"{path} is missing or damaged: {unreadable}; {_WAY_OUT}") from unreadable
     if written != FORMAT:
         raise CheckpointError(
             f"{path} has format {written}, this version reads {FORMAT}; use the version that wrote it"
         )
     if manifest.pop("sha256", None) != _digest(manifest):
-        raise CheckpointError(f"{path} is damaged: it is not what was written; use an earlier checkpoint")
+        raise CheckpointError(f"{path} is damaged: it is not what was written; {_WAY_OUT}")
     for name, expected in manifest["files"].items():
         file = directory / name
         if not file.is_file():
-            raise CheckpointError(f"{file} is missing: the checkpoint is incomplete; use an earlier one")
+            raise CheckpointError(f"{file} is missing: the checkpoint is incomplete; {_WAY_OUT}")
         if (size := file.stat().st_size) != expected["bytes"]:
             raise CheckpointError(
-                f"{file} is damaged: it has {size} bytes, {expected['bytes']} were written; use an earlier "
-                "checkpoint"
+                f"{file} is damaged: it has {size} bytes, {expected['bytes']} were written; {_WAY_OUT}"
             )
         if (found := _checksum(file)) != expected["sha256"]:
             raise CheckpointError(
                 f"{file} is damaged: its sha256 is {found[:12]}..., {expected['sha256'][:12]}... was "
-                "written; use an earlier checkpoint"
+                f"written; {_WAY_OUT}"
             )
     return manifest
 

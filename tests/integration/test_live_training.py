@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -284,6 +285,39 @@ def test_a_fork_goes_on_from_the_version_that_was_chosen(base_model: str, tmp_pa
         backend.fork("p", "agent", "third", version=9)
     with pytest.raises(CheckpointError, match="has checkpoints already"):
         backend.fork("p", "agent", "other")
+    with pytest.raises(CheckpointError, match=r"'nobody' has no checkpoint; there are none in"):
+        backend.fork("p", "nobody", "third")
+    for wrong in ("../third", "a name", ""):
+        with pytest.raises(ConfigError, match=f"cannot be named {wrong!r}"):
+            backend.fork("p", "agent", wrong)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_dir()) == ["p"]
+
+
+@pytest.mark.parametrize(("gone", "begins"), [(1, "agent@2"), (3, "agent@0")])
+def test_a_model_whose_newest_checkpoints_are_gone_goes_on_and_gives_their_numbers_to_nobody_else(
+    base_model: str, tmp_path: Path, gone: int, begins: str
+):
+    """A damaged checkpoint says to move it away; the record still knows its version."""
+    with registered(base_model, tmp_path) as model:
+        for _ in range(3):
+            collect(model)
+            model.train()
+    newest_first = sorted((tmp_path / "p" / "agent" / "checkpoints").iterdir(), reverse=True)
+    (newest_first[0] / "training.pt").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"training\.pt is damaged: .*move the directory .* away"):
+        registered(base_model, tmp_path)
+    for directory in newest_first[:gone]:
+        shutil.rmtree(directory)
+    with registered(base_model, tmp_path) as model:
+        assert model.current_version().name == begins
+        (event,) = events(model, "checkpoint_missing")
+        assert "version 3, the newest on record, is gone" in event.message
+        collect(model)
+        assert model.train().updated
+        assert model.current_version().name == "agent@4"
+    with registered(base_model, tmp_path) as model:
+        assert model.current_version().name == "agent@4"
+        assert len(events(model, "checkpoint_missing")) == 1, "nothing is missing any more"
 
 
 def test_the_best_checkpoint_by_its_rollouts_stays(base_model: str, tmp_path: Path):

@@ -36,6 +36,7 @@ _TONES = {
     "sleep_changed_answers": "warn",
     "wake_failed": "warn",
     "raw_logprobs": "warn",
+    "checkpoint_missing": "warn",
 }
 
 
