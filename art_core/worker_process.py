@@ -1,6 +1,7 @@
 """A worker process from the inside, and what goes over its pipe.
 
-Invariant: every `Run` is answered by one `Ended` or `Refused`, every `Begin` by one `Ready` or `Broken`.
+Invariant: every `Run` is answered by one `Ended` or `Refused`, every `Begin` by one `Ready` or `Broken`; when
+the parent is gone, the process ends.
 
 To the process: `Begin` for each job (a process that is kept gets several), then `Run` and `Cancel`, `Forget`
 when a job is over, and None at the end. What users had a part in is pickled inside a message, and unpickled
@@ -9,9 +10,11 @@ where a failure can be answered.
 
 import asyncio
 import logging
+import os
 import pickle
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +26,9 @@ from art_core.errors import ArtError, RolloutFailedError
 from art_core.rollouts import Agent, InProcess, Plan, Terms
 
 logger = logging.getLogger(__name__)
+
+ORPHAN_GRACE = 10.0
+"""Seconds that a process without a parent gets to end its rollouts, and itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,12 +135,17 @@ class _Serving:
 
     def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
         message: object = ""
+        orphaned = False
         while message is not None:
             try:
                 message = pickle.loads(self._pipe.recv_bytes())
             except (EOFError, OSError):  # the parent is gone
-                message = None
+                message, orphaned = None, True
             loop.call_soon_threadsafe(self._receive, message)
+        if orphaned:
+            # Nobody is left to kill a process that a hanging thread of its agent's keeps from ending.
+            time.sleep(ORPHAN_GRACE)
+            os._exit(1)
 
     def _receive(self, message: object) -> None:
         match message:

@@ -48,6 +48,9 @@ async def act(scenario: Scenario) -> int:
             child = subprocess.Popen(["sleep", "60"], close_fds=False)
             Path(scenario.inputs["pid"]).write_text(str(child.pid))
             os.kill(os.getpid(), signal.SIGKILL)
+        case "hang in a thread":
+            Path(scenario.inputs["pid"]).write_text(str(os.getpid()))
+            await asyncio.to_thread(time.sleep, 3600)
         case "block":
             Path(scenario.inputs["blocks"]).touch()
             while not Path(scenario.inputs["until"]).exists():

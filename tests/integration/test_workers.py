@@ -5,9 +5,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -270,3 +273,51 @@ async def test_processes_that_are_started_for_somebody_who_is_cancelled_end(monk
     async with asyncio.timeout(60):
         while multiprocessing.active_children():
             await asyncio.sleep(0.05)
+
+
+HANGING = """
+import asyncio, sys
+from helpers import worker_agents as agents
+from art_core.gather import agather_on
+from art_core.rollouts import Terms
+from art_core.types import Scenario
+from art_core.workers import Job, runner_of
+
+async def main():
+    async with runner_of(1, Job(agents.make, (), Terms())) as runner:
+        await agather_on(runner, [Scenario("hang in a thread", {"pid": sys.argv[1]})], group_size=1)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+def runs(pid: int) -> bool:
+    """Whether it does, and is not only waiting to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_a_process_whose_parent_was_killed_ends_though_a_thread_of_its_hangs(tmp_path: Path) -> None:
+    script, written = tmp_path / "hanging.py", tmp_path / "pid"
+    script.write_text(HANGING)
+    paths = os.pathsep.join(sys.path)
+    parent = subprocess.Popen([sys.executable, script, written], env=os.environ | {"PYTHONPATH": paths})
+    deadline = time.monotonic() + 60
+    while not (written.exists() and written.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    worker = int(written.read_text())
+    parent.kill()
+    parent.wait()
+    try:
+        deadline = time.monotonic() + 40
+        while runs(worker):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
