@@ -191,7 +191,10 @@ def _engine(url: str | URL) -> Engine:
         way_out = f"; pip install '{driver}[binary]'" if driver == "psycopg" else ""
         raise StoreError(f"{url}: the database driver is not installed: {missing}{way_out}") from missing
     except ArgumentError as unreadable:
-        raise StoreError(f"{url!r} is not a database URL: {unreadable}") from unreadable
+        raise StoreError(
+            f"{url!r} is not a database URL, such as sqlite:///.art/project.db or postgresql://user@host/name: "
+            f"{unreadable}"
+        ) from unreadable
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine

@@ -25,6 +25,18 @@ def projects(root: str | Path) -> list[str]:
     return found
 
 
+def _unreadable(root: str | Path) -> StoreError | None:
+    """What is wrong with the only file in a directory that could be a store and is none."""
+    files = list(Path(root).glob("*.db"))
+    if len(files) != 1:
+        return None
+    try:
+        project_at(sqlite_url(files[0]))
+    except StoreError as unreadable:
+        return unreadable
+    return None
+
+
 def open_existing(project: str | None = None, root: str | Path = ".art", *, url: str | None = None) -> Store:
     """Open a store that is there already.
 
@@ -44,7 +56,14 @@ def open_existing(project: str | None = None, root: str | Path = ".art", *, url:
     known = projects(root)
     if project is None and len(known) == 1:
         return Store.open(known[0], root)
+    if not known and (damaged := _unreadable(root)) is not None:
+        raise damaged
     if not known:
+        if Path(root).is_file():
+            raise UnknownProjectError(
+                f"{Path(root)} is a file: name its directory (--root), or the file as a database "
+                f"(--url sqlite:///{Path(root)})"
+            )
         raise UnknownProjectError(
             f"no project has a record in {Path(root)}: name the directory that LocalBackend(root=...) was "
             "given (--root), or a database (--url)"
