@@ -192,8 +192,8 @@ def _engine(url: str | URL) -> Engine:
         raise StoreError(f"{url}: the database driver is not installed: {missing}{way_out}") from missing
     except ArgumentError as unreadable:
         raise StoreError(
-            f"{url!r} is not a database URL, such as sqlite:///.art/project.db or postgresql://user@host/name: "
-            f"{unreadable}"
+            f"{url!r} is not a database URL, such as sqlite:///.art/project.db or "
+            f"postgresql://user@host/name: {unreadable}"
         ) from unreadable
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
