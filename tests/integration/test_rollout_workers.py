@@ -45,6 +45,15 @@ async def test_two_processes_give_what_one_gives_and_write_to_the_same_store(tmp
     assert len(recorded) == 60
 
 
+async def test_a_context_reaches_the_graphs_of_other_processes() -> None:
+    readers = [Scenario("ann"), Scenario("bob")]
+    with FakeVLLM(lambda request: request["messages"][-1]["content"]) as server, Workers(1) as workers:
+        options = {"group_size": 1, "model": StaticEndpoint(server.base_url, "policy@3"), "workers": workers}
+        for context, asked in ((graphs.reader_of, ["ann", "bob"]), (graphs.Reader("eve"), ["eve", "eve"])):
+            found = await agather("helpers.rollout_graphs:reading_graph", readers, context=context, **options)
+            assert [t.steps[0].message() for g in found for t in g] == [f"for {name}" for name in asked]
+
+
 def test_processes_may_be_kept_between_calls_from_sync_code(tmp_path: Path) -> None:
     with FakeVLLM("yes") as server, Store.open("workers", tmp_path) as store:
         with Workers(2) as workers:
