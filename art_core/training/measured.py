@@ -73,7 +73,7 @@ def _name(key: Mapping[str, Any]) -> str:
 
 
 def machine_key(policy: Policy) -> dict[str, Any]:
-    """What a measurement of a policy depends on: device, model shape and types, adapter, versions."""
+    """What a measurement of a policy depends on: device, model, its types and kernels, adapter, versions."""
     device = policy.device
     config: Any = getattr(getattr(policy, "model", None), "config", None)
     shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
@@ -82,6 +82,8 @@ def machine_key(policy: Policy) -> dict[str, Any]:
         "policy": type(policy).__name__,
         "model": [getattr(config, "model_type", None), *(getattr(config, name, None) for name in shape)],
         "dtype": str(getattr(config, "dtype", None)),
+        "quantized": getattr(config, "quantization_config", None) is not None,
+        **{name: getattr(policy, name, None) for name in ("kernels", "adapter_compute", "attention")},
         "lora": None if policy.lora is None else policy.lora.model_dump(mode="json"),
         "torch": torch.__version__,
     }

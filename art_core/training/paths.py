@@ -97,7 +97,7 @@ class PathChoice:
         """What the table says, or what is found now and put there."""
         policy = self._policy
         table = Measured("paths")
-        key = {**machine_key(policy), "kernels": getattr(policy, "kernels", None)}
+        key = machine_key(policy)
         read = table.get(key) or {}
         known: dict[Path, float | str] = {path: read[path] for path in PATHS if path in read}
         missing: list[Path] = [path for path in asked if path not in known]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.ranks import FaultyPolicy, set_fault, tiny_policy
+from helpers.ranks import LORA, FaultyPolicy, set_fault, tiny_policy
 from helpers.tiny import tiny_model
 from helpers.training import group, same, step, trajectory, weights
 
@@ -366,3 +366,10 @@ def test_a_table_keeps_others_entries_and_outlives_damage(tmp_path: Path, model:
     policy = tiny_policy(model, faults)("cpu")
     other = FaultyPolicy.load(str(model), LoRAConfig(rank=8), dtype="float32")
     assert machine_key(policy) != machine_key(other)
+
+
+def test_what_is_measured_with_other_kernels_is_measured_again(model: Path, faults: Path):
+    keys = [machine_key(tiny_policy(model, faults, kernels)("cpu")) for kernels in ("modules", "fused")]
+    exact = FaultyPolicy.load(str(model), LORA, dtype="float32", kernels="fused", adapter_compute="float32")
+    keys.append(machine_key(exact))
+    assert len({json.dumps(key) for key in keys}) == 3
