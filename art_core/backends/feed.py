@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 UNUSED = "reward_weights_unused"
 """The event that says where turned weights of rewards could not be put to use."""
 
+MISPLACED = "node_rewards_unused"
+"""The event that says which nodes were given rewards, and made no call in any rollout."""
+
 Batches = Sequence[Sequence[TrajectoryGroup]]
 
 
@@ -47,7 +50,7 @@ class Served:
             replayed, ``reward_mean`` and ``reward_std`` of the others, in place of those of all; where
             weights were turned, ``groups_reweighted``, ``reward_group_std`` under them, and
             ``reward_mean_scored``, of the rewards as they were scored.
-        events: where turned weights could not be put to use.
+        events: where turned weights, or rewards of nodes, could not be put to use.
         rescaled: whether rewards are on another scale than in the call before.
     """
 
@@ -73,6 +76,7 @@ class Feed:
         self._buffer: ReplayBuffer | None = None
         self._weights: dict[str, float] = {}
         self._told: set[str] = set()
+        self._nowhere: set[str] = set()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -141,7 +145,7 @@ class Feed:
             collected.groups,
             left_out,
             metrics,
-            self._unused(trained, weights),
+            (*self._unused(trained, weights), *self._misplaced(scored)),
             rescaled,
         )
 
@@ -168,6 +172,21 @@ class Feed:
             "weights": dict(weights),
         }
         return (TrainEvent(UNUSED, message, float(len(new)), data=data),)
+
+    def _misplaced(self, groups: Sequence[TrajectoryGroup]) -> tuple[TrainEvent, ...]:
+        """Rewards of nodes that nothing has: told once for each name."""
+        rollouts = [t for group in groups for t in group]
+        nodes = {s.identity.node for t in rollouts for s in t.steps if s.identity.node is not None}
+        new = sorted({name for t in rollouts for name in t.node_rewards} - nodes - self._nowhere)
+        if not new:
+            return ()
+        self._nowhere.update(new)
+        message = (
+            f"rewards were given to {', '.join(map(repr, new))}, and no call of {len(rollouts)} rollouts was "
+            f"made in a node of that name (they were made in {', '.join(map(repr, sorted(nodes))) or 'none'})"
+        )
+        logger.warning(message)
+        return (TrainEvent(MISPLACED, message, float(len(new)), data={"nodes": new}),)
 
     def keep(self, batches: Batches, version: int, config: TrainConfig) -> None:
         """Keep groups that were trained, as they were scored, for later calls."""

@@ -45,7 +45,7 @@ class TrainEvent:
     Attributes:
         kind: ``update_skipped``, ``learning_rate_lowered``, ``learning_rate_raised``, ``training_stopped``,
             ``no_spread``, ``token_budget_lowered``, ``gradient_checkpointing_on``, ``reward_audit``,
-            ``reward_weights_unused``, ``tokens_untrained``.
+            ``reward_weights_unused``, ``node_rewards_unused``, ``tokens_untrained``.
         message: what happened and why, for a person.
         value: the number that it was decided by.
         limit: what the number was compared with; None where there is no such number.

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 from helpers.training import group, step, trajectory
 
-from art_core.backends.feed import UNUSED, Feed
+from art_core.backends.feed import MISPLACED, UNUSED, Feed
 from art_core.config import ReplayConfig, TrainConfig
 from art_core.errors import NothingToTrainError
 from art_core.selection import OTHER_POLICY, Nodes, choose, own_steps
@@ -133,3 +133,17 @@ def test_a_step_that_is_not_to_be_trained_makes_no_rollout_stale():
     assert served.batches[0][0].rewards == (0.0, 1.0)
     with pytest.raises(NothingToTrainError, match="max_staleness=1"):
         Feed("m").serve([[rollouts]], 3, config)
+
+
+def test_rewards_of_nodes_that_do_not_exist_are_told_of_once():
+    def rewarded(**by_node: float) -> TrajectoryGroup:
+        made = step("a", [5], [6], node="plan")
+        return group(*(replace(trajectory(f"{i}", float(i), made), node_rewards=by_node) for i in range(2)))
+
+    feed = Feed("m")
+    (event,) = feed.serve([[rewarded(plan=1.0, wirte=0.5)]], 0, TRAIN).events
+    assert event.kind == MISPLACED
+    assert "'wirte'" in event.message
+    assert "made in 'plan'" in event.message
+    assert feed.serve([[rewarded(plan=1.0, wirte=0.5)]], 0, TRAIN).events == ()
+    assert Feed("m").serve([[rewarded(plan=1.0)]], 0, TRAIN).events == ()

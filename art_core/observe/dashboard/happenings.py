@@ -30,6 +30,7 @@ _TONES = {
     "reward_audit": "warn",
     "knobs_refused": "warn",
     "reward_weights_unused": "warn",
+    "node_rewards_unused": "warn",
     "tokens_untrained": "warn",
     "replica_out": "warn",
     "engine_restarted": "warn",
