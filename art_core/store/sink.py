@@ -84,7 +84,10 @@ class StoreSink:
 
         def refused(connection: Connection) -> ArtError:
             if _exists(connection, trajectory.id):
-                return StoreError(f"{what}: there is one with this id already; ids are never used again")
+                return StoreError(
+                    f"{what}: there is one with this id already; ids are never used again "
+                    "(Rollout.resume goes on with one that has not ended)"
+                )
             return StoreError(f"{what}: there is no run {self._run_id} in this store; begin_run gives one")
 
         return self._writer.submit(Job(what, apply=apply, refused=refused, patient=True))
