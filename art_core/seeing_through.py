@@ -35,6 +35,8 @@ async def seen_through(work: Coroutine[Any, Any, T], then: Callable[[], None] = 
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if not task.done():
+            logger.warning("cancelled: what has begun is seen to its end first; cancel again to leave it")
         await asyncio.wait({task})
         if not task.cancelled() and (failed := task.exception()) is not None:
             logger.error("what was seen to its end after a cancellation failed", exc_info=failed)
