@@ -70,11 +70,16 @@ async def score(
     """Call a reward function, in a thread when it is sync.
 
     Raises:
-        RewardError: it returned something that is not a finite number (or parts that are).
+        RewardError: it returned something that is not a finite number (or parts that are), or left by
+            ``sys.exit``, as test runners and command lines do: the training run is not its to end.
     """
     arguments: tuple[object, ...] = (trajectory, output) if wants_output(reward) else (trajectory,)
-    value = await call(executor, reward, *arguments)
-    return checked(value, f"reward function {_name(reward)} on trajectory {trajectory.id}")
+    what = f"reward function {_name(reward)} on trajectory {trajectory.id}"
+    try:
+        value = await call(executor, reward, *arguments)
+    except SystemExit as left:
+        raise RewardError(f"{what}: it called sys.exit({left.code!r}); return a number") from left
+    return checked(value, what)
 
 
 def checked(value: Any, what: str) -> Reward:
@@ -97,8 +102,12 @@ def checked(value: Any, what: str) -> Reward:
         if not parts:
             raise RewardError(f"{what}: returned no components; return at least one, or a number")
         return Reward(check_reward(sum(parts.values()), what), parts)
+    if isinstance(value, bool):
+        raise RewardError(f"{what}: a reward is a number, got bool {value}; return float({value})")
+    if isinstance(value, Trajectory) or callable(value):  # whose whole content nobody wants to read
+        raise RewardError(f"{what}: a reward is a number, got {type(value).__name__}")
     # NumPy and torch scalars are numbers to everybody but isinstance.
-    if not isinstance(value, bool | int | float) and callable(getattr(value, "item", None)):
+    if not isinstance(value, int | float) and callable(getattr(value, "item", None)):
         value = value.item()
     return Reward(check_reward(value, what))
 

@@ -6,7 +6,7 @@ Invariant: order and number stay as they were; what cannot be scored has no rewa
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from art_core.errors import ConfigError, RewardError
 from art_core.judgings import JUDGINGS, keeping
@@ -14,7 +14,7 @@ from art_core.rewards.compose import Component, evaluate
 from art_core.rewards.sums import PARTS, without_weights
 from art_core.scoring import RewardFunction, wants_output
 from art_core.sync import run_sync
-from art_core.types import Failure, RolloutStatus, Trajectory
+from art_core.types import Failure, RolloutStatus, Trajectory, TrajectoryGroup
 
 
 async def ascore_trajectories(
@@ -40,10 +40,11 @@ async def ascore_trajectories(
         reward, with the cause ``reward``.
 
     Raises:
-        ConfigError: an argument is out of range, or outputs and trajectories differ in number.
+        ConfigError: an argument is out of range, outputs and trajectories differ in number, or something
+            else than trajectories was given.
         RewardError: the reward function takes the wrong arguments.
     """
-    waiting = list(trajectories)
+    waiting = _trajectories(trajectories)
     if concurrency < 1:
         raise ConfigError(f"concurrency={concurrency}: expected at least 1")
     if timeout is not None and not timeout > 0:
@@ -78,6 +79,21 @@ async def ascore_trajectories(
         )
 
     return list(await asyncio.gather(*(one(t, o) for t, o in zip(waiting, given, strict=True))))
+
+
+def _trajectories(given: object) -> list[Trajectory]:
+    if isinstance(given, Trajectory):
+        raise ConfigError("one trajectory was given to be scored, expected several: put it into a list")
+    found: list[Any] = list(cast("Iterable[Any]", given))
+    for one in found:
+        if isinstance(one, TrajectoryGroup):
+            raise ConfigError(
+                "groups were given to be scored, expected trajectories: [t for group in groups for t in "
+                "group], or one group, whose members come back for group.with_trajectories(...)"
+            )
+        if not isinstance(one, Trajectory):
+            raise ConfigError(f"{type(one).__name__} was given to be scored, expected a trajectory")
+    return found
 
 
 def _with(trajectory: Trajectory, judgings: Sequence[Mapping[str, Any]]) -> Trajectory:

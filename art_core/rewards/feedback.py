@@ -16,9 +16,10 @@ def thumb(store: Store, trajectory_id: str, *, up: bool, author: str, comment: s
     """Keep a thumb, up or down.
 
     Raises:
-        RewardError: there is no author.
+        RewardError: ``up`` is no truth value, or there is no author.
         UnknownTrajectoryError: the store has no such trajectory.
     """
+    _check_truth(up, f"feedback on trajectory {trajectory_id}: up")
     store.add_feedback(trajectory_id, kind="thumb", value=1 if up else -1, author=author, comment=comment)
 
 
@@ -46,9 +47,11 @@ def prefer(
         comment: in the person's words.
 
     Raises:
-        RewardError: the two are of different scenarios, or one and the same, or there is no author.
+        RewardError: the two are of different scenarios, or one and the same, ``tie`` is no truth value, or
+            there is no author.
         UnknownTrajectoryError: the store lacks one of them.
     """
+    _check_truth(tie, f"the choice of trajectory {trajectory_id} over {over}: tie")
     one, other = (trajectory_row(store, name).scenario_id for name in (trajectory_id, over))
     if one != other:
         raise RewardError(
@@ -58,3 +61,9 @@ def prefer(
     store.add_feedback(
         trajectory_id, kind="choice", value=0.5 if tie else 1.0, author=author, comment=comment, over=over
     )
+
+
+def _check_truth(value: object, what: str) -> None:
+    """A word such as "down" counts as true to Python."""
+    if not isinstance(value, bool):
+        raise RewardError(f"{what} is True or False, got {value!r}")

@@ -5,8 +5,9 @@ Invariant: an opinion that nobody gave is an error, which leaves the trajectory 
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import cast
 
-from art_core.errors import RewardError
+from art_core.errors import ConfigError, RewardError
 from art_core.rewards.cache import VerdictCache
 from art_core.rewards.compose import Component, Measure
 from art_core.rewards.judge import Judge
@@ -14,7 +15,7 @@ from art_core.rewards.labels import Labels
 from art_core.rewards.ruler import Ruler
 from art_core.rewards.shape import Price
 from art_core.scoring import Reward
-from art_core.types import Trajectory
+from art_core.types import Trajectory, check_reward
 
 RELEVANCE_RUBRIC = """\
 - Only this counts: does what the agent says to the user belong to the dialogue? Each of its messages should
@@ -92,6 +93,15 @@ class UserFeedback(Measure):
     _: KW_ONLY
     otherwise: float | None = None
     name: str = "user_feedback"
+
+    def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.labels), Labels | Mapping):
+            raise ConfigError(
+                f"reward {self.name!r}: labels are {type(self.labels).__name__}, expected "
+                "labels_of(store.feedback()), or scores by trajectory id"
+            )
+        if self.otherwise is not None:
+            check_reward(self.otherwise, f"reward {self.name!r}: otherwise")
 
     def value(self, trajectory: Trajectory, output: object = None) -> float:
         """The mean."""

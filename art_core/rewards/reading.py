@@ -10,12 +10,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
-from art_core.errors import RewardError
+from art_core.errors import ConfigError, RewardError
 from art_core.types import Step, ToolSpec, Trajectory
 from art_core.views.text import content_text
 
 Expected: TypeAlias = str | Callable[[Trajectory], Any]
 """Where the right answer is: a key of the scenario's metadata or inputs, or a function of the trajectory."""
+
+
+def check_expected(expected: object, reward: str) -> None:
+    """Refuse what cannot say where the right answer is, before anything runs.
+
+    Raises:
+        ConfigError: it is neither a key nor a function.
+    """
+    if not isinstance(expected, str) and not callable(expected):
+        raise ConfigError(
+            f"reward {reward!r}: expected={expected!r}: give a key of the scenarios' metadata or inputs, "
+            "where the right answers are, or a function of the trajectory"
+        )
 
 
 def expected_value(trajectory: Trajectory, expected: Expected, reward: str) -> Any:

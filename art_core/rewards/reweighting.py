@@ -12,7 +12,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
+from art_core.errors import ConfigError
 from art_core.rewards.sums import WEIGHT, component_weights, parts_on_record, scale_of, weighted
 from art_core.scoring import Reward
 from art_core.types import Trajectory, TrajectoryGroup
@@ -56,9 +58,17 @@ def reweighted(groups: Iterable[TrajectoryGroup], weights: Mapping[str, float]) 
         rewards that are no weighted sums.
 
     Raises:
+        ConfigError: a weight is not a finite number, or something else than groups was given.
         RewardError: a reward would not be finite under these weights.
     """
     given = tuple(groups)
+    for group in given:
+        if not isinstance(cast(object, group), TrajectoryGroup):
+            raise ConfigError(f"reweighted takes groups, got {type(group).__name__}; put one into a list")
+    for name, weight in weights.items():
+        number = isinstance(cast(object, weight), int | float) and not isinstance(weight, bool)
+        if not number or not math.isfinite(weight):
+            raise ConfigError(f"weight of component {name!r} is {weight!r}; expected a finite number")
     if not weights:
         return Reweighted(given, 0, {}, {})
     made: list[TrajectoryGroup] = []

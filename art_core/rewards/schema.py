@@ -103,6 +103,8 @@ def _validator(
 ) -> Validator:
     if isinstance(schema, type):
         schema = schema.model_json_schema()
+    if schema is not None and not isinstance(cast(object, schema), Mapping):
+        raise error(f"{what}: schema={schema!r}: expected a JSON Schema as a mapping, or a pydantic model")
     plain = dict(schema or {})
     kind = validator_for(plain)
     try:

@@ -7,7 +7,7 @@ turned into 0 to 1 by `Efficiency`; what was not measured is an error, never a q
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.compose import Component, Measure, as_component, evaluate, under
@@ -113,6 +113,16 @@ class Cost(Measure):
     prices: Mapping[str, Price]
     _: KW_ONLY
     name: str = "cost"
+
+    def __post_init__(self) -> None:
+        given = cast(object, self.prices)
+        prices = cast("Mapping[object, object]", given).values() if isinstance(given, Mapping) else [given]
+        for price in prices:
+            if not isinstance(price, Price):
+                raise ConfigError(
+                    f"reward {self.name!r}: the price {price!r}: expected prices as "
+                    "{'model': Price(prompt=..., completion=...)}"
+                )
 
     def value(self, trajectory: Trajectory, output: object = None) -> float:
         """The cost."""

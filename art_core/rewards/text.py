@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.compose import Measure
-from art_core.rewards.reading import Expected, answer_text, expected_value, tool_results
+from art_core.rewards.reading import Expected, answer_text, check_expected, expected_value, tool_results
 from art_core.types import Trajectory
 
 Likeness = Literal["tokens", "characters"]
@@ -43,6 +43,9 @@ class ExactMatch(Measure):
     _: KW_ONLY
     name: str = "exact_match"
 
+    def __post_init__(self) -> None:
+        check_expected(self.expected, self.name)
+
     def value(self, trajectory: Trajectory, output: object = None) -> float:
         """Whether they are equal."""
         answer = self.normalize(answer_text(trajectory, output, self.node, self.name))
@@ -70,6 +73,7 @@ class FuzzyMatch(Measure):
     name: str = "fuzzy_match"
 
     def __post_init__(self) -> None:
+        check_expected(self.expected, self.name)
         _one_of(self.by, get_args(Likeness), f"reward {self.name!r}: by")
 
     def value(self, trajectory: Trajectory, output: object = None) -> float:
@@ -212,6 +216,7 @@ class Citation(Measure):
     name: str = "citation"
 
     def __post_init__(self) -> None:
+        check_expected(self.expected, self.name)
         _one_of(self.by, get_args(Retrieval), f"reward {self.name!r}: by")
         _with_group(self.pattern, self.name)
 
@@ -304,7 +309,7 @@ def _with_group(pattern: str, reward: str) -> re.Pattern[str]:
 def _compiled(pattern: str, reward: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.DOTALL)
-    except re.error as error:
+    except (re.error, TypeError) as error:
         raise ConfigError(f"reward {reward!r}: pattern {pattern!r} cannot be compiled: {error}") from None
 
 

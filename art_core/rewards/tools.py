@@ -13,7 +13,14 @@ from typing import Any, cast
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.compose import Measure
-from art_core.rewards.reading import Expected, ToolCall, expected_value, parsed_arguments, tool_calls
+from art_core.rewards.reading import (
+    Expected,
+    ToolCall,
+    check_expected,
+    expected_value,
+    parsed_arguments,
+    tool_calls,
+)
 from art_core.types import Trajectory
 
 
@@ -71,6 +78,9 @@ class ToolChoice(Measure):
     _: KW_ONLY
     name: str = "tool_choice"
 
+    def __post_init__(self) -> None:
+        check_expected(self.expected, self.name)
+
     def value(self, trajectory: Trajectory, output: object = None) -> float:
         """The agreement."""
         wanted = [call.name for call in _expected_calls(trajectory, self.expected, self.name)]
@@ -108,6 +118,9 @@ class ToolArguments(Measure):
     node: str | None = None
     _: KW_ONLY
     name: str = "tool_arguments"
+
+    def __post_init__(self) -> None:
+        check_expected(self.expected, self.name)
 
     def value(self, trajectory: Trajectory, output: object = None) -> float:
         """The share."""

@@ -60,6 +60,10 @@ def test_a_choice_between_scenarios_is_refused_and_nothing_is_kept(store: Store)
         thumb(store, "a", up=True, author=" ")
     with pytest.raises(RewardError, match="over another trajectory"):
         prefer(store, "a", over="a", author="ann")
+    with pytest.raises(RewardError, match="up is True or False, got 'down'"):
+        thumb(store, "a", up="down", author="ann")  # type: ignore[arg-type]
+    with pytest.raises(RewardError, match="tie is True or False, got 'no'"):
+        prefer(store, "a", over="b", tie="no", author="ann")  # type: ignore[arg-type]
     assert not store.feedback()
 
 

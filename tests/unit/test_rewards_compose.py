@@ -3,6 +3,7 @@
 import asyncio
 import math
 import pickle
+import sys
 import threading
 
 import pytest
@@ -15,16 +16,24 @@ from art_core.gather import agather
 from art_core.recording import current_rollout, new_id
 from art_core.rewards import (
     Adaptive,
+    Citation,
     Component,
+    Cost,
     ExactMatch,
+    Format,
+    FuzzyMatch,
     Length,
     Steps,
+    ToolArguments,
+    ToolChoice,
+    UserFeedback,
+    ValidJSON,
     ascore_trajectories,
     component,
     score_trajectories,
 )
 from art_core.scoring import Reward
-from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, Step, Trajectory
+from art_core.types import Failure, PolicyVersion, RolloutStatus, Scenario, Step, Trajectory, TrajectoryGroup
 
 
 def constant(value: float, name: str) -> Component:
@@ -121,6 +130,19 @@ async def test_a_sum_with_a_name_is_one_component_with_parts() -> None:
         (lambda: (Steps() + Length()).gated(ExactMatch()), "needs a name"),
         (lambda: Steps().gated(Steps()), "both named 'steps'"),
         (lambda: component(lambda: 1.0, name="x"), "must take"),
+        *(
+            (
+                lambda kind=kind: kind(["Paris"]),
+                r"expected=\['Paris'\]: give a key of the scenarios' metadata",
+            )
+            for kind in (ExactMatch, FuzzyMatch, Citation, ToolChoice, ToolArguments)
+        ),
+        (lambda: Cost({"gpt": (1, 2)}), r"the price \(1, 2\): expected prices as"),  # type: ignore[dict-item]
+        (lambda: Cost(3.0), r"the price 3.0: expected prices as"),  # type: ignore[arg-type]
+        (lambda: Format(None), "pattern None cannot be compiled"),  # type: ignore[arg-type]
+        (lambda: ValidJSON("{}"), "schema='{}': expected a JSON Schema as a mapping"),  # type: ignore[arg-type]
+        (lambda: UserFeedback([]), "labels are list, expected labels_of"),  # type: ignore[arg-type]
+        (lambda: UserFeedback({}, otherwise=math.nan), "otherwise: the reward is nan"),
     ],
 )
 def test_what_cannot_be_composed_is_refused_with_a_reason(make, says: str) -> None:
@@ -189,12 +211,25 @@ def divides(trajectory: Trajectory) -> float:
     return 1 / 0
 
 
+def leaves(trajectory: Trajectory) -> float:
+    sys.exit(3)
+
+
+async def leaves_later(trajectory: Trajectory) -> float:
+    await asyncio.sleep(0)
+    sys.exit("no such option")
+
+
 BROKEN = [
     (component(divides), "'divides' .*division by zero"),
     (component(hangs).within(0.05), "'hangs' .*within 0.05 s"),
     (component(blocks, timeout=0.05), "'blocks' .*within 0.05 s"),
     (component(cancels_itself), "'cancels_itself' .*cancelled"),
+    (component(leaves), r"'leaves' .*it called sys.exit\(3\)"),
+    (component(leaves_later), r"'leaves_later' .*it called sys.exit\('no such option'\)"),
     (constant(math.nan, "odd"), "'odd' .*nan"),
+    (component(lambda t: "a" in "abc", name="truth"), r"'truth' .*got bool True; return float\(True\)"),
+    (component(lambda t: Steps(), name="uncalled"), "'uncalled' .*got Steps$"),
     (component(lambda t: "1", name="text"), "'text' .*number"),
     (constant(1, "fine").gated(component(divides)), "'divides' .*division"),
 ]
@@ -248,6 +283,22 @@ async def test_a_sum_is_a_reward_of_gather_and_its_parts_are_on_the_trajectory()
 def test_a_single_component_is_recorded_too() -> None:
     [found] = score_trajectories(Steps(), [a_trajectory("t", steps=3)])
     assert (found.reward, found.components) == (3.0, {"steps": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (a_trajectory("t"), "one trajectory was given"),
+        (
+            [TrajectoryGroup(Scenario("a"), (a_trajectory("t"),), "g")],
+            r"groups were given .* \[t for group in",
+        ),
+        (["t"], "str was given"),
+    ],
+)
+def test_a_batch_is_of_trajectories_and_nothing_else(given, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        score_trajectories(Steps(), given)
 
 
 async def test_a_batch_keeps_order_leaves_failures_alone_and_says_why_one_is_unscored() -> None:

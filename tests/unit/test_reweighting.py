@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 from helpers.trajectories import a_step, a_trajectory
 
-from art_core.errors import RewardError
+from art_core.errors import ConfigError, RewardError
 from art_core.rewards import Adaptive, PerNode, PerStep, Steps, ascore_trajectories, component
 from art_core.rewards.compose import Component
 from art_core.rewards.reweighting import IN_PARTS, NO_SUM, Reweighted, reweighted, weights_to_turn
@@ -154,6 +154,11 @@ async def test_rewards_that_would_not_be_finite_are_refused_by_name_and_never_tr
     huge = replace(huge, components={"quality": 1e308, "cost": 1e308}, metrics={}, reward=1e308)
     assert reweighted([scored.with_trajectories([huge])], {"cost": 2.0}).as_scored == {NO_SUM: 1}
     assert weights_to_turn(huge) == {}
+    for wrong in (float("nan"), "1", True, None):
+        with pytest.raises(ConfigError, match=f"weight of component 'cost' is {wrong!r}"):
+            reweighted([scored], {"cost": wrong})  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match="takes groups, got Trajectory"):
+        reweighted(scored, {"cost": 1.0})  # type: ignore[arg-type]
 
 
 async def test_failed_and_unscored_members_are_in_nobodys_way() -> None:
