@@ -15,6 +15,7 @@ from art_core.rewards.schema import ValidJSON, ValidToolCalls
 from art_core.rewards.shape import Cost, Efficiency, Latency, Length, Price, Steps
 from art_core.rewards.text import Citation, ExactMatch, Forbidden, Format, FuzzyMatch, Grounding, Refusal
 from art_core.rewards.tools import ExpectedCall, ToolArguments, ToolChoice, ToolErrors
+from art_core.scoring import Reward
 
 __all__ = [
     "Adaptive",
@@ -42,6 +43,7 @@ __all__ = [
     "Price",
     "Refusal",
     "Relevance",
+    "Reward",
     "Reweighted",
     "Ruler",
     "Scored",
