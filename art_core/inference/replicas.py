@@ -368,8 +368,12 @@ class ReplicaSet:
 
     def _tell(self, event: EngineEvent) -> None:
         logger.warning(event.message)
-        if self.on_event is not None:
+        if self.on_event is None:
+            return
+        try:
             self.on_event(event)
+        except Exception:  # who watches over the replicas must not end over it
+            logger.exception("an event could not be kept: %s", event.message)
 
     def _details(self) -> str:
         wrong = [m.replica for m in self._members if m.state is not ReplicaState.UP]

@@ -20,7 +20,7 @@ from fakes.vllm_interpreter import fake_interpreter
 from helpers.rollout_graphs import chat_graph, length
 
 from art_core.config import EngineConfig, LoRAConfig
-from art_core.errors import EngineError
+from art_core.errors import EngineError, StoreError
 from art_core.inference.endpoint import StaticEndpoint
 from art_core.inference.engine import EngineEvent
 from art_core.inference.gateway_proxy import REPLICA_HEADER
@@ -293,6 +293,18 @@ async def test_a_drained_replica_that_dies_comes_back_drained(tmp_path: Path) ->
         assert {(await replicas.ask(f"{n}"))[1] for n in range(8)} == {"1"}
         await replicas.set.restore("0")
         assert replicas.all_up()
+
+
+async def test_a_replica_comes_back_though_whoever_is_told_of_it_fails(tmp_path: Path) -> None:
+    """As the record does when its disk is full."""
+
+    def refuse(event: EngineEvent) -> None:
+        raise StoreError("the disk is full")
+
+    async with running(tmp_path) as replicas:
+        replicas.set.on_event = refuse
+        await replicas.take_down(0)
+        await until(replicas.all_up, seconds=20)
 
 
 async def test_a_call_waits_while_no_replica_is_up(tmp_path: Path) -> None:
