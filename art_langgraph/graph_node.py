@@ -8,12 +8,14 @@ import asyncio
 import contextvars
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.config import get_stream_writer
 
+from art_core.errors import ConfigError
 from art_core.recording import Sink
 from art_core.store import Store
 from art_core.sync import run_sync
@@ -45,6 +47,16 @@ Record = Store | Recorded
 def store_of(record: "Record | TrainableModel") -> Store:
     """The store itself; asked for when it is needed, since a model may be registered later."""
     return record if isinstance(record, Store) else record.store
+
+
+def check_record(record: object) -> None:
+    """Refuse a store's name in place of the store, before anything runs.
+
+    Raises:
+        ConfigError: it is one.
+    """
+    if record is None or isinstance(record, str | Path):
+        raise ConfigError(f"{record!r} is no record: give Store.open(project), or a model, to use its own")
 
 
 def sink_of(record: "Record | TrainableModel") -> Sink:

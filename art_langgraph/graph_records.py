@@ -104,10 +104,12 @@ def as_scenario(given: Scenario | PlainScenario | Mapping[str, Any]) -> Scenario
     """A scenario, however it was given.
 
     Raises:
-        ConfigError: it has other fields than a scenario.
+        ConfigError: it is no mapping, or has other fields than a scenario.
     """
     if isinstance(given, Scenario):
         return given
+    if not isinstance(cast(object, given), Mapping):
+        raise ConfigError(f"{given!r} is no scenario; give Scenario(id, inputs), or its fields as a mapping")
     fields = cast("Mapping[str, Any]", given)
     if unknown := fields.keys() - PlainScenario.__annotations__.keys():
         raise ConfigError(

@@ -21,7 +21,7 @@ from art_core.rewards.judgement import Combine
 from art_core.rewards.ruler import Ruler
 from art_core.rollouts import Agent
 from art_core.scoring import RewardFunction
-from art_langgraph.graph_node import FunctionNode, Record, tell
+from art_langgraph.graph_node import FunctionNode, Record, check_record, tell
 from art_langgraph.graph_records import (
     PlainScenario,
     RolloutRecord,
@@ -123,8 +123,9 @@ def ruler_graph(
     Raises:
         ConfigError: a number is out of range, or ``config`` names a thread.
     """
-    if n < 1:
-        raise ConfigError(f"n={n}: expected at least 1")
+    if not isinstance(cast(object, n), int) or n < 1:
+        raise ConfigError(f"n={n!r}: expected a whole number of at least 1")
+    check_record(store)
 
     async def plan(state: Mapping[str, Any]) -> dict[str, Any]:
         scenarios = [as_scenario(given) for given in state.get("scenarios") or ()]

@@ -19,7 +19,7 @@ from art_core.rewards.ruler import Ruler
 from art_core.store import Store
 from art_core.store.packing import clean_text
 from art_core.types import Trajectory, TrajectoryGroup
-from art_langgraph.graph_node import GraphNode, Record, store_of, tell
+from art_langgraph.graph_node import GraphNode, Record, check_record, store_of, tell
 from art_langgraph.graph_records import ScoreRecord
 
 if TYPE_CHECKING:
@@ -47,6 +47,9 @@ class RulerNode(GraphNode):
             the newest reward that is not this judge's own.
         key: of the ids in the state.
         writes: the key of the scores.
+
+    Raises:
+        ConfigError: the ruler or the record is none.
     """
 
     def __init__(
@@ -58,6 +61,12 @@ class RulerNode(GraphNode):
         key: str = "trajectories",
         writes: str = "scores",
     ) -> None:
+        if not isinstance(cast(object, ruler), Ruler):
+            raise ConfigError(
+                f"{type(ruler).__name__} is no ruler: give Ruler(LangChainJudge(...), rubric=...) of "
+                "art_core.rewards"
+            )
+        check_record(record)
         self._ruler = ruler
         self._record = record
         self._combine = combine

@@ -96,12 +96,24 @@ async def test_a_graph_without_scenarios_or_runs_is_refused(server: FakeVLLM, st
         await graph.ainvoke({"scenarios": []})
     with pytest.raises(ConfigError, match="no 'input'; it has id, inputs"):
         await graph.ainvoke({"scenarios": [{"id": "a", "input": {}}]})
-    with pytest.raises(ConfigError, match="n=0"):
-        ruler_graph(an_agent(chat(server)), a_ruler(server), store, n=0)
+    with pytest.raises(ConfigError, match="'a' is no scenario; give Scenario"):
+        await graph.ainvoke({"scenarios": ["a"]})
+    for wrong in (0, "2", 1.5):
+        with pytest.raises(ConfigError, match=f"n={wrong!r}"):
+            ruler_graph(an_agent(chat(server)), a_ruler(server), store, n=wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="retries=-1"):
         ruler_graph(an_agent(chat(server)), a_ruler(server), store, retries=-1)
     with pytest.raises(ConfigError, match="thread_id"):
         ruler_graph(an_agent(chat(server)), a_ruler(server), store, config=THREAD)  # type: ignore[arg-type]
+
+
+def test_what_would_fail_when_the_rollouts_are_made_is_refused_before(server: FakeVLLM, store: Store) -> None:
+    agent = an_agent(chat(server))
+    with pytest.raises(ConfigError, match=r"str is no ruler: give Ruler\(LangChainJudge"):
+        ruler_graph(agent, "openai:gpt-5-mini", store)  # type: ignore[arg-type]
+    for wrong in ("capitals", None):
+        with pytest.raises(ConfigError, match=rf"{wrong!r} is no record: give Store.open\(project\)"):
+            ruler_graph(agent, a_ruler(server), wrong)  # type: ignore[arg-type]
 
 
 def test_only_the_newest_batch_stays_in_a_state_in_order() -> None:
