@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import select
 
+from art_core.errors import UnknownRunError
 from art_core.store.reading import event_of, metric_of, read_runs
 from art_core.store.records import Event, Metric, Run
 from art_core.store.schema import events, metrics, runs
@@ -43,11 +44,17 @@ class News:
 
 
 def news(store: Store, run_id: str, since: Place = Place()) -> News:
-    """What was recorded of a run since a place."""
+    """What was recorded of a run since a place.
+
+    Raises:
+        UnknownRunError: somebody has taken the run out of the record meanwhile.
+    """
     numbers = select(metrics).where(metrics.c.run_id == run_id, metrics.c.seq > since.metric)
     happened = select(events).where(events.c.run_id == run_id, events.c.seq > since.event)
     with store.read() as connection:
-        run = read_runs(connection, runs.c.id == run_id)[0]
+        if not (there := read_runs(connection, runs.c.id == run_id)):
+            raise UnknownRunError(f"{store.location} has no run {run_id} any more")
+        run = there[0]
         own = select(runs.c.seq).where(runs.c.id == run_id).scalar_subquery()
         newer = select(runs.c.id).where(runs.c.model == run.model, runs.c.seq > own)
         successor = connection.scalar(newer.order_by(runs.c.seq.desc()).limit(1))

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from art_core.cli.app import app
 from art_core.cli.exits import ExitCode
 from art_core.cli.watch import picture
+from art_core.errors import UnknownRunError
 from art_core.observe.run_view import view_run
 from art_core.store import Store
 from art_core.store.following import Place, news
@@ -173,6 +174,8 @@ def test_news_tells_everything_once_and_numbers_that_were_written_again_again(st
     store.log_metrics(run, 1, {"a": 3.0})
     again = news(store, run, first.place)
     assert [(m.name, m.value) for m in again.metrics] == [("a", 3.0)]
+    with pytest.raises(UnknownRunError, match="has no run r-gone any more"):
+        news(store, "r-gone")
 
 
 # -- on a screen ---------------------------------------------------------------------------------------
