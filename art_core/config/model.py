@@ -50,6 +50,18 @@ class TrainableModelConfig(Settings):
         rank = lora.get("rank", default) if isinstance(lora, dict) else getattr(lora, "rank", None)
         return {**settings, "lora_rank": rank}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _rate_of_train(cls, given: Any) -> Any:
+        """The rate in short is that of ``train``: a record with another one misleads its readers."""
+        if not isinstance(given, dict) or "learning_rate" in given:
+            return given
+        settings: dict[str, Any] = {**given}
+        train: Any = settings.get("train")
+        name = "learning_rate"
+        rate: Any = train.get(name) if isinstance(train, dict) else getattr(train, name, None)
+        return settings if rate is None else {**settings, "learning_rate": rate}
+
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         given = self.model_fields_set

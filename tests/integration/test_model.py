@@ -85,6 +85,20 @@ def test_the_face_that_people_know_works_to_the_letter(base_model: str, tmp_path
     assert PeftConfig.from_pretrained(str(adapter)).r == 16
 
 
+def test_the_learning_rate_on_record_is_the_one_that_is_trained_with_however_it_was_given() -> None:
+    for given in (
+        {"learning_rate": 1e-3},
+        {"train": TrainConfig(learning_rate=1e-3)},
+        {"train": {"learning_rate": 1e-3}},
+    ):
+        config = TrainableModelConfig(base_model="m", **given)
+        assert (config.learning_rate, config.train_config.learning_rate) == (1e-3, 1e-3)
+        assert TrainableModelConfig(**config.model_dump()) == config
+    assert TrainableModelConfig(base_model="m", train=TrainConfig()).learning_rate == 1e-5
+    with pytest.raises(ConfigError, match=r"learning_rate=0\.1 contradicts"):
+        TrainableModelConfig(base_model="m", learning_rate=0.1, train=TrainConfig(learning_rate=1e-3))
+
+
 def test_a_step_holds_what_the_server_saw_and_sampled(model: TrainableModel) -> None:
     (trajectory,) = collect(model, [1.0])
     (step,) = trajectory.steps
