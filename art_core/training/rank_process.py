@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import socket
+import struct
 import sys
 import time
 from collections.abc import Mapping
@@ -25,6 +26,9 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 600.0
 """Seconds until every rank must have loaded the model."""
+
+SEND_TIMEOUT = 60.0
+"""Seconds within which a process, that has nothing else to do then, must go on taking a message."""
 
 LOOK_SECONDS = 0.5
 """How often a process that has nothing to say is looked at."""
@@ -71,6 +75,7 @@ class RankProcess:
 
     def __init__(self, number: int, scratch: Path, environment: Mapping[str, str], log_dir: Path) -> None:
         self.number = number
+        self._stuck = False
         self.pipe: Connection[Any, Any]
         address = scratch / f"rank-{number}"
         self._listening = socket.socket(socket.AF_UNIX)
@@ -99,6 +104,9 @@ class RankProcess:
                 if time.monotonic() > deadline:
                     raise TrainerProcessError(f"{self} did not come up in {START_TIMEOUT:g} s") from None
         joined.setblocking(True)
+        seconds, part = divmod(SEND_TIMEOUT, 1)
+        patience = struct.pack("ll", int(seconds), int(1e6 * part))
+        joined.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self.pipe = Connection(joined.detach())
         self._listening.close()
 
@@ -106,6 +114,12 @@ class RankProcess:
         """Send what was pickled."""
         try:
             self.pipe.send_bytes(message)
+        except BlockingIOError:
+            self._stuck = True
+            raise TrainerProcessError(
+                f"trainer process {self} took no message in {SEND_TIMEOUT:g} s; all have been ended, and "
+                "training can go on from the last checkpoint"
+            ) from None
         except OSError:
             raise self._gone() from None
 
@@ -128,6 +142,8 @@ class RankProcess:
 
     def ask_to_end(self) -> None:
         """Tell it that there will be no more calls."""
+        if self._stuck:  # in the middle of a message
+            return
         try:
             self.pipe.send_bytes(pickle.dumps(None))
         except (OSError, AttributeError):  # it is gone, or never connected

@@ -248,6 +248,24 @@ def test_a_full_disk_costs_processes_the_checkpoint_alone(ranks: Ranks, tmp_path
     assert together.train(groups(2)).updated
 
 
+def test_a_process_that_takes_no_message_is_not_waited_for_for_ever(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(rank_process, "SEND_TIMEOUT", 1.0, raising=False)
+    build = tiny_policy(model, tmp_path / "faults")
+    alone = TrainerProcesses(build, LORA, CONFIG, ParallelConfig(), log_dir=tmp_path)
+    try:
+        os.kill(alone.pids[0], signal.SIGSTOP)
+        awake = threading.Timer(20, os.kill, (alone.pids[0], signal.SIGCONT))
+        awake.start()
+        with pytest.raises(TrainerProcessError, match=r"rank 0 .* took no message in 1 s"):
+            alone.stop("x" * 5_000_000)
+        awake.cancel()
+        assert_ended(alone)
+    finally:
+        alone.close()
+
+
 def test_what_a_process_raised_is_told_though_another_one_dies_after_it(model: Path, tmp_path: Path):
     build = tiny_policy(model, tmp_path / "faults")
     parallel = ParallelConfig(processes=2, timeout=25)
