@@ -17,6 +17,11 @@ def load_object(path: str) -> Any:
         raise ConfigError(f"{path!r} is no import path; expected 'package.module:name'")
     try:
         found: Any = importlib.import_module(module_name)
+    except SystemExit as left:  # a script that runs as a whole, also when it is only imported
+        raise ConfigError(
+            f"{path!r} can't be imported: the module ends by sys.exit({left.code!r}); put what it does as a "
+            "script under `if __name__ == '__main__':`"
+        ) from left
     except Exception as failure:  # whatever a user's module does when it is imported
         raise ConfigError(f"{path!r} can't be imported: {type(failure).__name__}: {failure}") from failure
     for part in name.split("."):

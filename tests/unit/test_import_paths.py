@@ -30,3 +30,13 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match="ZeroDivisionError"):
         load_object("raises_at_import:reward")
     assert "raises_at_import" not in sys.modules
+
+
+def test_a_script_that_ends_itself_when_it_is_imported_is_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the command that imports it would end with the script's own exit code, without a word."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "a_whole_script.py").write_text("def reward(t): return 1.0\nimport sys\nsys.exit(0)")
+    with pytest.raises(ConfigError, match=r"ends by sys.exit\(0\); .*__main__"):
+        load_object("a_whole_script:reward")
