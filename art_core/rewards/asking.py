@@ -64,18 +64,41 @@ class JudgeAsker:
         self._timeout = timeout
         self._cache = cache
         self._adding = threading.Lock()
+        self._under_way: dict[tuple[int, str], asyncio.Future[Mapping[str, Verdict]]] = {}
 
     async def verdicts(self, question: Question, asked: Asked) -> Mapping[str, Verdict]:
         """The verdicts on a question: as they were given before, or asked for now.
+
+        Who asks what is being asked already, as runs that did the same do, gets what the first one gets.
 
         Raises:
             JudgeError: there are none.
         """
         key = question_key(self.judge.name, question.messages)
-        found = self._cache.get(key)
-        if found is None:
+        loop = asyncio.get_running_loop()
+        place = (id(loop), key)  # what is awaited belongs to its loop
+        while (found := self._cache.get(key)) is None:
+            first = self._under_way.get(place)
+            if first is None:
+                break
+            await asyncio.wait({first})
+            if not first.cancelled():
+                return first.result()
+        if found is not None:
+            return found
+        ended: asyncio.Future[Mapping[str, Verdict]] = loop.create_future()
+        self._under_way[place] = ended
+        try:
             found = await self.answered(question, asked)
             self._cache.put(key, found)
+            ended.set_result(found)
+        except JudgeError as failure:
+            ended.set_exception(failure)
+            ended.exception()  # asyncio wants it looked at, also where nobody waits
+            raise
+        finally:
+            del self._under_way[place]
+            ended.cancel()  # where nothing came of it, somebody else asks
         return found
 
     async def answered(self, question: Question, asked: Asked) -> Mapping[str, Verdict]:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.judges import QUALITIES, FunctionJudge, perfect, quality_group, scores, told, truth
+from helpers.judges import QUALITIES, FunctionJudge, perfect, quality_group, quality_run, scores, told, truth
 
 from art_core.errors import ConfigError, RewardError
 from art_core.rewards.cache import VerdictCache
-from art_core.rewards.judge import Answer, Usage
+from art_core.rewards.judge import Answer, JudgeError, Usage
 from art_core.rewards.ruler import Ruler
 from art_core.types import Message
 
@@ -152,6 +152,44 @@ async def test_the_same_question_is_asked_once_and_another_one_again() -> None:
     for rubric in ("be kind", "be quick"):
         await Ruler(judge, rubric=rubric, cache=cached).ascore(group)
     assert judge.calls == 4
+
+
+async def test_a_question_that_is_being_asked_is_not_paid_for_again() -> None:
+    """C31: members that did the same, each scored by itself (``agather(reward=ruler.ascore_one)``)."""
+    runs = [quality_run(name, 0.7) for name in "abcd"]
+    judge = FunctionJudge(perfect)
+    ruler = Ruler(judge)
+    found = await asyncio.gather(*(ruler.ascore_one(run) for run in runs))
+    assert [reward.total for reward in found] == [0.7] * 4
+    assert (judge.calls, ruler.usage.calls) == (1, 1)
+
+    broken = FunctionJudge(lambda _: "no")
+    ruler = Ruler(broken)
+    every = await asyncio.gather(*(ruler.ascore_one(run) for run in runs), return_exceptions=True)
+    assert all(isinstance(one, JudgeError) for one in every)
+    assert broken.calls == 2
+
+
+async def test_who_waits_for_a_question_whose_asker_was_cancelled_asks_it() -> None:
+    """C35."""
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    class Slow(FunctionJudge):
+        async def ask(self, messages: Sequence[Message], schema: Any) -> Answer:
+            asked.set()
+            await go.wait()
+            return await super().ask(messages, schema)
+
+    judge = Slow(perfect)
+    ruler = Ruler(judge)
+    first, second = (asyncio.create_task(ruler.ascore_one(quality_run(name, 0.7))) for name in "ab")
+    await asked.wait()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    go.set()
+    assert (await second).total == 0.7
+    assert judge.calls == 1
 
 
 async def test_failures_are_not_cached() -> None:
