@@ -148,7 +148,7 @@ async def test_processes_that_are_kept_do_one_job_after_the_other_and_the_dead_a
         async with workers.doing(Job(agents.make, (), Terms())) as runner:
             unscored = await agather_on(runner, names, group_size=1, concurrency=4)
         assert len(first) == 2
-        assert pids(unscored) == first
+        assert pids(unscored) <= first  # rollouts this quick may all be done by one
         assert [t.reward for g in unscored for t in g] == [None] * 8
         with pytest.raises(ConfigError, match="the prompt file is missing"):
             async with workers.doing(Job(agents.make, ("the prompt file is missing",), Terms())):
