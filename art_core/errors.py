@@ -95,7 +95,8 @@ class CheckpointError(ArtError, RuntimeError):
 def words_of(error: BaseException) -> str:
     """What an exception says; of a group (as task groups raise), what each of its exceptions says."""
     if not isinstance(error, BaseExceptionGroup):
-        return str(error) or repr(error)
+        # A KeyError says its key and nothing else.
+        return repr(error) if isinstance(error, KeyError) else str(error) or repr(error)
     parts: tuple[BaseException, ...] = error.exceptions  # pyright: ignore[reportUnknownMemberType]
     said = "; ".join(f"{type(part).__name__}: {words_of(part)}" for part in parts)
     return f"{error.message}: {said}"

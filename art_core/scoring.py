@@ -7,7 +7,7 @@ rollout; it never becomes a 0.
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from art_core.errors import RewardError
 from art_core.threads import ElasticThreads, call
@@ -46,8 +46,12 @@ def wants_output(reward: RewardFunction) -> bool:
     """Whether a reward function takes the agent's output as its second argument.
 
     Raises:
-        RewardError: it can be called with neither one nor two positional arguments.
+        RewardError: it is no function, or can be called with neither one nor two positional arguments.
     """
+    if isinstance(reward, type):
+        raise RewardError(f"reward {reward.__name__} is a class; make one: {reward.__name__}(...)")
+    if not callable(cast(object, reward)):
+        raise RewardError(f"the reward is {type(reward).__name__}, expected a function or a component")
     try:
         signature = inspect.signature(reward)
     except ValueError:  # a builtin without a signature

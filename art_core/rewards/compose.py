@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import TypeAlias, overload
 
-from art_core.errors import ConfigError, RewardError
+from art_core.errors import ConfigError, RewardError, words_of
 from art_core.rewards.sums import combined
 from art_core.scoring import Reward, RewardFunction, Score, score, wants_output
 from art_core.threads import ElasticThreads
@@ -354,7 +354,7 @@ async def evaluate(
     try:
         return task.result()
     except Exception as error:
-        raise RewardError(f"{what}: {error or type(error).__name__}") from error
+        raise RewardError(f"{what}: {words_of(error)}") from error
 
 
 def under(name: str, found: Reward) -> Reward:

@@ -25,9 +25,11 @@ def check_expected(expected: object, reward: str) -> None:
         ConfigError: it is neither a key nor a function.
     """
     if not isinstance(expected, str) and not callable(expected):
+        shown = repr(expected)
+        given = shown if len(shown) < 80 else type(expected).__name__
         raise ConfigError(
-            f"reward {reward!r}: expected={expected!r}: give a key of the scenarios' metadata or inputs, "
-            "where the right answers are, or a function of the trajectory"
+            f"reward {reward!r}: expected={given}: give a key of the scenarios' metadata or inputs, where the "
+            "right answers are, or a function of the trajectory"
         )
 
 

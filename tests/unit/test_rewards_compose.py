@@ -137,6 +137,8 @@ async def test_a_sum_with_a_name_is_one_component_with_parts() -> None:
             )
             for kind in (ExactMatch, FuzzyMatch, Citation, ToolChoice, ToolArguments)
         ),
+        (lambda: score_trajectories(ExactMatch, []), r"ExactMatch is a class; make one: ExactMatch\("),
+        (lambda: score_trajectories([Steps()], []), "the reward is list, expected a function"),  # type: ignore[arg-type]
         (lambda: Cost({"gpt": (1, 2)}), r"the price \(1, 2\): expected prices as"),  # type: ignore[dict-item]
         (lambda: Cost(3.0), r"the price 3.0: expected prices as"),  # type: ignore[arg-type]
         (lambda: Format(None), "pattern None cannot be compiled"),  # type: ignore[arg-type]
@@ -222,6 +224,7 @@ async def leaves_later(trajectory: Trajectory) -> float:
 
 BROKEN = [
     (component(divides), "'divides' .*division by zero"),
+    (component(lambda t: {}["won"], name="looks_up"), r"'looks_up' .*KeyError\('won'\)"),
     (component(hangs).within(0.05), "'hangs' .*within 0.05 s"),
     (component(blocks, timeout=0.05), "'blocks' .*within 0.05 s"),
     (component(cancels_itself), "'cancels_itself' .*cancelled"),
