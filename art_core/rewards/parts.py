@@ -118,7 +118,11 @@ async def _each(
 ) -> dict[str, float]:
     """The reward of each part, all asked at once."""
     if not parts:
-        raise RewardError(f"reward {name!r}: trajectory {whole.id} has no answered call to be judged")
+        made = sorted({s.identity.node for s in whole.steps if s.response is not None and s.identity.node})
+        raise RewardError(
+            f"reward {name!r}: trajectory {whole.id} has no answered call to be judged; nodes with answered "
+            f"calls: {', '.join(made) or 'none'}"
+        )
     try:
         async with asyncio.TaskGroup() as asked:
             tasks = {

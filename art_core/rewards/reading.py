@@ -28,8 +28,8 @@ def check_expected(expected: object, reward: str) -> None:
         shown = repr(expected)
         given = shown if len(shown) < 80 else type(expected).__name__
         raise ConfigError(
-            f"reward {reward!r}: expected={given}: give a key of the scenarios' metadata or inputs, where the "
-            "right answers are, or a function of the trajectory"
+            f"reward {reward!r}: expected={given}: give a key of the scenarios' metadata or inputs, where "
+            "the right answers are, or a function of the trajectory"
         )
 
 

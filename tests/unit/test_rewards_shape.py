@@ -248,10 +248,13 @@ def test_async_functions_are_asked_per_step_and_a_failure_names_the_step() -> No
 
 def test_nothing_to_ask_is_an_error() -> None:
     for reward in (PerStep(Steps(), node="x"), PerNode(Steps(), "x")):
-        [found] = score_trajectories(reward, [conversation("a")])
+        [found] = score_trajectories(reward, [conversation("a", "b", nodes=["writer", "editor"])])
         assert found.reward is None
         assert found.failure is not None
-        assert "no answered call" in found.failure.message
+        assert (
+            "no answered call to be judged; nodes with answered calls: editor, writer"
+            in found.failure.message
+        )
 
 
 def test_steps_of_a_sum_are_worth_what_every_component_gives_them() -> None:
