@@ -10,7 +10,8 @@ import openai
 import pytest
 from helpers.tiny import tiny_model
 
-from art_core import LocalBackend, TrainableModel
+from art_core import LocalBackend, TrainableModel, TrainConfig
+from art_core.config import GuardrailConfig
 from art_core.errors import CheckpointError, EngineError
 from art_core.types import PolicyVersion
 from art_langgraph import ChatART
@@ -25,8 +26,11 @@ def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def model(base_model: str, tmp_path: Path) -> Iterator[TrainableModel]:
+    # So large a rate changes every answer's value; a guardrail could refuse what follows it.
+    unguarded = GuardrailConfig(max_kl=None, max_norm_growth=None)
+    train = TrainConfig(learning_rate=0.5, guardrails=unguarded)
     model = TrainableModel(
-        base_model=base_model, project="p", name="agent", lora_rank=4, learning_rate=0.5, batch_size=2
+        base_model=base_model, project="p", name="agent", lora_rank=4, batch_size=2, train=train
     )
     model.register(LocalBackend(root=tmp_path, dtype="float32", max_model_len=256, keep_checkpoints=3))
     with model:
