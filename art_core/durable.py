@@ -1,4 +1,4 @@
-"""What is written survives a power cut.
+"""What is written survives a power cut, and what was left unwritten by a kill can be told.
 
 Invariant: when `sync` returns, a file's bytes, or the names in a directory, are on the disk.
 """
@@ -18,3 +18,14 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def process_alive(pid: int) -> bool:
+    """Whether a process of this machine is there, whoever runs it; on POSIX systems."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's
+        return True
+    return True

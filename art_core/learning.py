@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from art_core.errors import ConfigError, RolloutFailedError
 from art_core.inference.endpoint import PolicyEndpoint
-from art_core.selection import OTHER_POLICY, Train, as_selection, own_steps
+from art_core.selection import Train, as_selection, own_steps, staleness
 from art_core.sync import run_sync
 from art_core.types import Scenario, TrajectoryGroup
 
@@ -250,13 +250,9 @@ class _Gathering:
     def age(self, ended: _Ended) -> int:
         """Versions that a group's oldest step to be trained is behind; without any, since it began."""
         (group,) = own_steps([ended.group], self._learner.endpoint.current_version().model)
-        versions = [
-            s.policy.number
-            for t in group
-            for s in t.steps
-            if s.policy is not None and s.untrainable != OTHER_POLICY and self._trained(s)
-        ]
-        return self._version() - min(versions, default=ended.begun_at)
+        version = self._version()
+        ages = [a for t in group if (a := staleness(t, version, self._trained)) is not None]
+        return max(ages, default=version - ended.begun_at)
 
     def settle(self, count: int) -> None:
         """Groups have been trained or dropped: others may begin."""

@@ -266,6 +266,21 @@ def _own_steps(trajectory: Trajectory, policy: str) -> Trajectory:
     return replace(trajectory, steps=steps)
 
 
+def staleness(trajectory: Trajectory, version: int, train: Train = None) -> int | None:
+    """How many versions the oldest step that is to be trained is behind; None without such a step.
+
+    Args:
+        trajectory: a rollout.
+        version: number of the policy version in training.
+        train: the user's choice among the steps: a judge that stays at an old version makes nothing stale.
+    """
+    chosen = as_selection(train)
+    sampled = [
+        s.policy.number for s in trajectory.steps if s.trainable and s.policy is not None and chosen(s)
+    ]
+    return version - min(sampled) if sampled else None
+
+
 def step_reward(trajectory: Trajectory, step: Step) -> float | None:
     """What a step earned: the most specific reward that was given, step before node before trajectory.
 

@@ -232,14 +232,30 @@ def _checked(job: Job) -> bytes:
 
 def _pickled(job: Job) -> bytes:
     for name, part in (("reward function", job.terms.reward), ("sink", job.terms.sink)):
-        try:
-            pickle.dumps(part)
-        except Exception as unpicklable:  # pickle raises whatever an object's __reduce__ raises
-            raise ConfigError(
-                f"with workers, the {name} is sent to other processes, and this one can't be: {unpicklable}. "
-                "A reward function must be defined at a module's top level, a sink be a store's"
-            ) from unpicklable
+        check_sendable(
+            name, part, "A reward function must be defined at a module's top level, a sink be a store's"
+        )
     return pickle.dumps(job)
+
+
+def check_sendable(name: str, part: object, way_out: str) -> None:
+    """Whether worker processes can be given something.
+
+    Args:
+        name: what the user calls it.
+        part: that is sent, pickled.
+        way_out: what can be done if it cannot be.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    try:
+        pickle.dumps(part)
+    except Exception as unpicklable:  # pickle raises whatever an object's __reduce__ raises
+        raise ConfigError(
+            f"with workers, the {name} is sent to other processes, and this one can't be: {unpicklable}. "
+            f"{way_out}"
+        ) from unpicklable
 
 
 def _end_orphan(plan: Plan, sink: Sink | None, failure: Failure) -> Trajectory:

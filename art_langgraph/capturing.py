@@ -141,7 +141,5 @@ def failure_of(error: BaseException) -> Failure:
         cause = "cancelled"
     kind = type(error)
     if isinstance(error, GeneratorExit):
-        return Failure(
-            cause, "its reader left: the generator that captured it was closed", "builtins.GeneratorExit"
-        )
+        return Failure(cause, READER_LEFT, "builtins.GeneratorExit")
     return Failure(cause, words_of(error), f"{kind.__module__}.{kind.__qualname__}")

@@ -4,7 +4,6 @@ Invariant: a graph is run as its user would run it, and every rollout ends, scor
 is run is made an agent first (`art_langgraph.agents`), here or in worker processes.
 """
 
-import pickle
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypeAlias, cast
@@ -21,7 +20,7 @@ from art_core.rollouts import Agent, InProcess, Terms, arun
 from art_core.scoring import RewardFunction
 from art_core.sync import run_sync
 from art_core.types import Scenario, Trajectory
-from art_core.workers import Job, Workers, runner_of
+from art_core.workers import Job, Workers, check_sendable, runner_of
 from art_langgraph.agents import as_agent, check_thread
 from art_langgraph.loading import Address, load_graph
 
@@ -101,23 +100,17 @@ async def agather(
             "import path, as in graph='package.module:graph'"
         )
     for name, part in (("config", config), ("context", context)):
-        _check_sendable(name, part)
+        check_sendable(
+            name,
+            part,
+            "Make in the graph's factory what can't be sent; a function must be of a module's top level",
+        )
     # A version that is leased here stays served while other processes call it.
     with nullcontext() if model is None else model.lease() as version:
         address = None if model is None else Address.of(model, version)
         job = Job(build_agent, (graph, address, config, context, spans), terms)
         async with runner_of(workers, job) as runner:
             return await core.agather_on(runner, scenarios, group_size=group_size, **options)
-
-
-def _check_sendable(name: str, part: object) -> None:
-    try:
-        pickle.dumps(part)
-    except Exception as unpicklable:  # pickle raises whatever an object's __reduce__ raises
-        raise ConfigError(
-            f"with workers, the {name} is sent to other processes, and this one can't be: {unpicklable}. "
-            "Make in the graph's factory what can't be sent; a function must be of a module's top level"
-        ) from unpicklable
 
 
 def gather(graph: Graph, scenarios: Iterable[Scenario], *, group_size: int, **options: Any) -> Gathered:

@@ -20,7 +20,7 @@ from art_core.config import TrainConfig
 from art_core.errors import NothingToTrainError, UnknownTrajectoryError
 from art_core.observe.gathered import group_std
 from art_core.rewards.reweighting import Reweighted, reweighted
-from art_core.selection import Train, own_steps
+from art_core.selection import Train, own_steps, staleness
 from art_core.training.guardrails import TrainEvent
 from art_core.types import TrajectoryGroup
 
@@ -104,7 +104,7 @@ class Feed:
         Raises:
             NothingToTrainError: everything is too old.
         """
-        from art_core.training.replay import fresh, staleness
+        from art_core.training.replay import fresh
 
         weights = dict(weights or {})
         batches = self._own(batches)

@@ -19,6 +19,7 @@ import shutil
 from pathlib import Path
 
 from art_core.config import EngineConfig
+from art_core.durable import process_alive
 from art_core.errors import ConfigError, EngineError
 from art_core.inference.availability import ServerLives
 from art_core.inference.merging import is_model, merge
@@ -179,18 +180,8 @@ def _remove_orphans(directory: Path) -> None:
     """Delete what processes left that were killed: each is as large as the model."""
     for left in directory.iterdir() if directory.is_dir() else ():
         pid = left.name.partition("-")[0]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not process_alive(int(pid)):
             shutil.rmtree(left, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # somebody else's
-        return True
-    return True
 
 
 def base_directory(base_model: str) -> Path:

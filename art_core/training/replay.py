@@ -15,7 +15,7 @@ from typing import Any
 
 from art_core.config import ReplayConfig
 from art_core.rewards.reweighting import reweighted
-from art_core.selection import Train, as_selection
+from art_core.selection import Train, staleness
 from art_core.types import Trajectory, TrajectoryGroup
 
 MIN_SPREAD = 1e-6
@@ -125,21 +125,6 @@ def reward_spread(group: TrajectoryGroup) -> float:
         return 0.0
     mean = sum(rewards) / len(rewards)
     return (sum((r - mean) ** 2 for r in rewards) / len(rewards)) ** 0.5
-
-
-def staleness(trajectory: Trajectory, version: int, train: Train = None) -> int | None:
-    """How many versions the oldest step that is to be trained is behind; None without such a step.
-
-    Args:
-        trajectory: a rollout.
-        version: number of the policy version in training.
-        train: the user's choice among the steps: a judge that stays at an old version makes nothing stale.
-    """
-    chosen = as_selection(train)
-    sampled = [
-        s.policy.number for s in trajectory.steps if s.trainable and s.policy is not None and chosen(s)
-    ]
-    return version - min(sampled) if sampled else None
 
 
 def fresh(

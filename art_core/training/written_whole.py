@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from art_core.durable import sync
+from art_core.durable import process_alive, sync
 from art_core.errors import ArtError, CheckpointError
 
 WRITING = ".writing-"
@@ -60,15 +60,5 @@ def _remove_leftovers(root: Path) -> None:
     """Delete what a killed process had begun to write."""
     for path in root.glob(f"{WRITING}*"):
         owner = path.name.removeprefix(WRITING).partition("-")[0]
-        if not owner.isdecimal() or not _alive(int(owner)):
+        if not owner.isdecimal() or not process_alive(int(owner)):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

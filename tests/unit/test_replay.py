@@ -4,7 +4,8 @@ from dataclasses import replace
 from helpers.training import group, step, trajectory
 
 from art_core.config import ReplayConfig
-from art_core.training.replay import ReplayBuffer, fresh, reward_spread, staleness
+from art_core.selection import staleness
+from art_core.training.replay import ReplayBuffer, fresh, reward_spread
 from art_core.types import TrajectoryGroup
 
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from sqlalchemy import Connection, func, select
 
+from art_core.durable import process_alive
 from art_core.store.records import Run, RunState
 from art_core.store.schema import events, metrics, trajectories
 
@@ -79,10 +80,4 @@ def _alive(process: object) -> bool | None:
         return None
     if os.name != "posix":  # elsewhere, signal 0 is not a question
         return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it is another user's
-        return True
-    return True
+    return process_alive(pid)
