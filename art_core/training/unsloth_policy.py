@@ -21,7 +21,7 @@ import torch
 from transformers import AutoTokenizer
 
 from art_core.config import DTypeName, LoRAConfig
-from art_core.errors import ConfigError
+from art_core.errors import ConfigError, words_of
 from art_core.training.layout import Layout
 from art_core.training.layout import Path as LayoutPath
 from art_core.training.peft_policy import PeftPolicy
@@ -39,9 +39,9 @@ def import_unsloth() -> Any:
     """
     try:
         return importlib.import_module("unsloth").FastLanguageModel
-    except (ImportError, NotImplementedError, RuntimeError) as missing:
+    except (ImportError, RuntimeError) as missing:  # what it says where it finds no GPU that it knows
         raise ConfigError(
-            f"policy='unsloth' needs Unsloth: {str(missing).splitlines()[0]}. "
+            f"policy='unsloth' needs Unsloth: {words_of(missing).splitlines()[0]}. "
             "Install art-langgraph[unsloth], or train with policy='peft'"
         ) from missing
 
@@ -119,11 +119,12 @@ class UnslothPolicy(PeftPolicy):
                 max_seq_length=max_length,
             )
             tokenizer = AutoTokenizer.from_pretrained(base_model)
-        except (OSError, ValueError, NotImplementedError, RuntimeError) as unknown:
+        except (OSError, ValueError, RuntimeError) as unknown:
             if isinstance(unknown, torch.OutOfMemoryError):
                 raise
+            why = words_of(unknown).strip().splitlines()[0]
             raise ConfigError(
-                f"Unsloth cannot load base_model={base_model!r} ({str(unknown).strip().splitlines()[0]}); "
+                f"Unsloth cannot load base_model={base_model!r} ({why}); "
                 "policy='peft' takes any transformers model"
             ) from unknown
         return cls(model, tokenizer, lora)

@@ -41,6 +41,7 @@ LONG = (
     "integration/test_serving_benchmark.py",
     "integration/test_tuning.py",
     "vllm/test_json_tools.py",
+    "integration/test_trainer_processes.py",
     "integration/test_train_step_benchmark.py",
     "browser/test_live_run.py",
     "integration/test_rollout_workers.py",

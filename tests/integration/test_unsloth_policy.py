@@ -71,3 +71,14 @@ def test_a_tree_is_refused_by_name():
     none = np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ConfigError, match="takes rows, not path='tree'"):
         policy.states(Layout("tree", none, none, None, none[0], 1))
+
+
+def test_an_unsloth_that_fails_without_a_word_is_still_refused_by_name(monkeypatch: pytest.MonkeyPatch):
+    from art_core.training import unsloth_policy
+
+    def refuse(name: str) -> None:
+        raise ImportError
+
+    monkeypatch.setattr(unsloth_policy.importlib, "import_module", refuse)
+    with pytest.raises(ConfigError, match=r"policy='unsloth' needs Unsloth: ImportError\(\)\. Install"):
+        unsloth_policy.import_unsloth()
