@@ -1,7 +1,4 @@
-"""A rollout while it runs, and those of this process that do.
-
-Invariant: a write that failed (a full disk) is repeated: the beginning before the next step, steps before the
-end. So a rollout ends with all that it recorded in the sink, or does not end.
+"""A rollout while it runs.
 
 Steps go to the rollout's *sink* at once: the durable store, or nothing.
 """
@@ -15,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from art_core.branches import Branches
 from art_core.errors import UnknownTrajectoryError
 from art_core.ids import new_id
 from art_core.open_rollouts import closed, opened
-from art_core.sinks import GraphSink, NullSink, Sink, done, failed, say_if_lost, settled, wait_for
+from art_core.rollout_writes import RolloutWrites
+from art_core.sinks import NullSink, Sink, settled, wait_for
 from art_core.types import (
     Failure,
     RolloutStatus,
@@ -75,7 +72,6 @@ class Rollout:
         self.branches = Branches()
         self.started_at = time.time()
         self._clock = time.perf_counter()
-        self._sink: Sink = sink or NullSink()
         self._lock = threading.Lock()
         self._steps: list[Step] = []
         self._spans: list[Span] = []
@@ -85,14 +81,9 @@ class Rollout:
         self._ended: Trajectory | None = None
         self._held = ExitStack()
         self._holds: dict[str, Any] = {}
-        self._beginning = threading.Lock()
-        self._writes: list[tuple[Step, Future[None]]] = []
-        self._traced: frozenset[str] = frozenset()
-        if resumed is None:
-            self._begun = self._sink.begin(self._snapshot())
-        else:
+        if resumed is not None:
             self._take_up(resumed)
-            self._begun = done()
+        self._writes = RolloutWrites(self.id, sink or NullSink(), self._snapshot, resumed)
         opened(self)
 
     def _take_up(self, known: Trajectory) -> None:
@@ -107,7 +98,6 @@ class Rollout:
         self._spans.extend(known.spans)
         self._faults.update(known.faults)
         self._calls = self._seeds = len({step.call_id or step.id for step in known.steps if step.policy})
-        self._traced = frozenset(span.id for span in known.spans)
 
     @classmethod
     def resume(cls, paused: Trajectory, *, sink: Sink | None = None, max_calls: int | None = None) -> Self:
@@ -157,19 +147,7 @@ class Rollout:
                 self._faults["late_steps"] += 1
                 logger.warning("rollout %s had ended when step %s arrived", self.id, step.id)
             self._steps.append(step)
-        if failed(self._begun):
-            self._begin_again()
-        write = self._sink.append(step)
-        if late:
-            say_if_lost(write, f"late step {step.id} of rollout {self.id}")
-        else:
-            self._writes.append((step, write))
-        return write
-
-    def _begin_again(self) -> None:
-        with self._beginning:
-            if failed(self._begun):  # no other thread was quicker
-                self._begun = self._sink.begin(replace(self._snapshot(), steps=(), spans=()))
+        return self._writes.append(step, late=late)
 
     def add_span(self, span: Span) -> None:
         """Keep what a tracer saw; it goes to the sink with the rollout's end, or alone if it is late."""
@@ -177,15 +155,11 @@ class Rollout:
             self._spans.append(span)
             late = self._ended is not None
         if late:
-            self._trace(span)
-
-    def _trace(self, span: Span) -> None:
-        say_if_lost(self._sink.trace(self.id, span), f"late span {span.id} of rollout {self.id}")
+            self._writes.trace(span)
 
     def note_graph(self, shape: Mapping[str, Any]) -> None:
         """Keep the shape of the graph that runs, for those who look (see `art_core.sinks.GraphSink`)."""
-        if isinstance(self._sink, GraphSink):
-            say_if_lost(self._sink.graph(shape), f"the shape of the graph of rollout {self.id}")
+        self._writes.note_graph(shape)
 
     def next_seed(self) -> int | None:
         """A sampling seed for the next call, of 31 bits; None when the rollout has no ``seed``.
@@ -262,11 +236,7 @@ class Rollout:
         for write in self._repeat_writes():
             with suppress(Exception):  # looked at below
                 wait_for(write)
-        for write in (self._begun, *(write for _, write in self._writes)):
-            wait_for(write)
-        for span in self._untraced(self._snapshot()):
-            wait_for(self._sink.trace(self.id, span))
-            self._traced |= {span.id}
+        self._writes.flush(self._snapshot().spans)
         self._settle(paused := self._snapshot())
         return paused
 
@@ -330,15 +300,7 @@ class Rollout:
         self._check_open()
         yield from self._repeat_writes()
         ended = self._snapshot(status, reward, failure)
-        # Before waiting for the beginning: they share a transaction.
-        end = self._sink.end(replace(ended, spans=self._untraced(ended)))
-        for write in (self._begun, end):
-            yield write
-            write.result()
-        for step, write in self._writes:
-            yield write
-            if failed(write):  # for ever: whatever ails the sink would have hit the end, too
-                logger.error("step %s of rollout %s was not kept: %s", step.id, self.id, write.exception())
+        yield from self._writes.end(ended)
         self._settle(ended)
         return ended
 
@@ -351,23 +313,10 @@ class Rollout:
             how = "was paused; Rollout.resume goes on" if paused else f"has ended already ({status})"
         raise UnknownTrajectoryError(f"trajectory {self.id} {how}; or start a new one")
 
-    def _untraced(self, trajectory: Trajectory) -> tuple[Span, ...]:
-        """The spans that the sink does not have yet."""
-        if not self._traced:
-            return trajectory.spans
-        return tuple(span for span in trajectory.spans if span.id not in self._traced)
-
     def _repeat_writes(self) -> Generator[Future[None]]:
-        if not failed(self._begun) and not any(failed(write) for _, write in self._writes):
+        unkept = yield from self._writes.repeat()
+        if unkept is None:
             return
-        if failed(self._begun):
-            self._begin_again()
-        for i, (step, write) in enumerate(self._writes):  # in place: another thread may be adding one
-            if failed(write):
-                self._writes[i] = step, self._sink.append(step)
-        for _, write in self._writes:
-            yield write
-        unkept = sum(failed(write) for _, write in self._writes)
         with self._lock:
             self._faults.pop("lost_steps", None)  # whoever counted them did not know of this attempt
             if unkept:
@@ -378,7 +327,7 @@ class Rollout:
             self._ended = ended
             late = self._spans[len(ended.spans) :]  # came while the end was being written
         for span in late:
-            self._trace(span)
+            self._writes.trace(span)
         closed(self)
         self._held.close()
 
