@@ -10,18 +10,16 @@ them, writes a checkpoint, and publishes it.
 import asyncio
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from art_core.backends.base import LastUpdate
-from art_core.backends.feed import Feed
-from art_core.backends.reward_watch import RewardWatch, must_stop
+from art_core.backends.group_training import GroupTraining
 from art_core.backends.run_record import RunRecord
 from art_core.backends.serving import Serving, write_base_adapter
+from art_core.backends.training_turn import TrainingTurn
 from art_core.config import RetentionConfig, TrainableModelConfig
 from art_core.errors import ConfigError, TrainingStoppedError
 from art_core.inference.availability import Availability, availability_of
@@ -32,7 +30,6 @@ from art_core.inference.pinned import PinnedEndpoint
 from art_core.inference.replicas import ReplicaSet
 from art_core.inference.vllm_merged import base_directory
 from art_core.inference.vllm_metrics import ServingMonitor, metric_sources
-from art_core.observe.gathered import gathered_metrics
 from art_core.observe.phases import Training
 from art_core.observe.sinks.base import MetricSink
 from art_core.recording import Sink
@@ -78,22 +75,20 @@ class LocalRegistration:
         self._trainer = trainer
         self._apart = apart
         self._directory = directory
-        self._scores: dict[int, float] = {}
         self.last_update: LastUpdate | None = None
-        self._metric = keep_checkpoints.metric
+        self._board = KnobBoard(directory.parent, config.train_config)
+        self._groups = GroupTraining(config, trainer, self._board, keep_checkpoints.metric)
         self._serving = Serving(
             config.name,
             engine,
             directory,
             keep_checkpoints,
             base_adapter=self._base_adapter(),
-            scores=self._scores,
+            scores=self._groups.scores,
         )
-        self._feed = Feed(config.name, seed=config.seed)
-        self._watch = RewardWatch()
         self._stopped = False
-        self._board = KnobBoard(directory.parent, config.train_config)
         self._training = asyncio.Lock()
+        self._turn = TrainingTurn(config.name, directory)
         self._monitor = ServingMonitor(())
         self._record = RunRecord(store, config, directory, sinks)
         if isinstance(engine, ReplicaSet):
@@ -203,12 +198,14 @@ class LocalRegistration:
         if last is not None:
             checkpoint = await asyncio.to_thread(checkpoints.load, last, self._trainer)
             version, adapter = PolicyVersion(self.name, checkpoint.version), checkpoint.weights_dir
-            self._remember(checkpoint.state)
+            self._board.read()
+            self._groups.restore(checkpoint.state, self.store.group)
             if (update := checkpoint.state.get("update")) is not None:  # older checkpoints say nothing
                 report = report_from_json(update["report"])
                 self.last_update = LastUpdate(version, tuple(update["groups"]), report)
                 self._record.complete(self.last_update, update["model"], adapter)
             logger.info("model %s goes on from version %s", self.name, version)
+        self._turn.began_from = version.number
         self._serving.recorded = await asyncio.to_thread(self._record.newest_version, version)
         await self.engine.start()
         if self.raw_logprobs:
@@ -229,6 +226,7 @@ class LocalRegistration:
         parts = AsyncExitStack()  # the last one first, and each of them whatever becomes of the others
         parts.callback(self.store.close)
         parts.push_async_callback(asyncio.to_thread, self._record.close, state)
+        parts.callback(self._turn.give_back)
         parts.push_async_callback(asyncio.to_thread, self._trainer.close)
         parts.push_async_callback(self.engine.close)
         parts.push_async_callback(asyncio.to_thread, self._monitor.close)
@@ -244,47 +242,12 @@ class LocalRegistration:
         imitate: Sequence[Any] = (),
     ) -> "TrainReport":
         """One call of the trainer per batch, then publish what came out."""
-        from art_core.training.report import merge_reports
-
         # In a thread: workers write to the same database meanwhile, and their rollouts go on over this loop.
         kept = await asyncio.to_thread(lambda: [self._record.keep_groups(batch) for batch in batches])
-
-        def learn() -> "TrainReport":
-            version, config = self.current_version().number, self._board.config
-            served = self._feed.serve(kept, version, config, self._board.knobs.reward_weights, train=train)
-            if served.rescaled:
-                self._trainer.forget_rewards()
-            report = merge_reports(
-                [self._trainer.train(batch, train=train, imitate=imitate) for batch in served.batches]
-            )
-            self._feed.keep(kept, version, config)
-            gathered = gathered_metrics(
-                [g for batch in kept for g in batch], success_reward=config.success_reward
-            )
-            metrics = {**report.metrics, **gathered, **served.metrics}
-            # Versions are compared on one scale: that on which their rollouts were scored.
-            scored = {"reward_mean": metrics.get("reward_mean_scored", metrics["reward_mean"])}
-            if (score := {**metrics, **scored}.get(self._metric)) is not None:
-                self._scores[version] = score
-            report = replace(
-                report,
-                metrics=metrics,
-                events=(*served.events, *report.events),
-                left_out=Counter(report.left_out) + served.left_out,
-            )
-            return self._audited(report, served.collected)
-
-        return await self._learn(learn, [g for batch in kept for g in batch])
-
-    def _audited(self, report: "TrainReport", groups: Sequence[TrajectoryGroup]) -> "TrainReport":
-        """The report with what an audit of the rewards says, where one is due."""
-        guardrails = self._board.config.guardrails
-        found = self._watch.after(groups, guardrails)
-        if found is None:
-            return report
-        why = must_stop(found, guardrails)
-        events = (found,) if why is None else (found, self._trainer.stop(why))
-        return replace(report, events=(*report.events, *events))
+        return await self._learn(
+            lambda: self._groups.train(kept, self.current_version().number, train=train, imitate=imitate),
+            [group for batch in kept for group in batch],
+        )
 
     async def asft(self, conversations: Sequence[Any], **options: Any) -> "TrainReport":
         """Supervised fine-tuning, then publish what came out."""
@@ -294,6 +257,7 @@ class LocalRegistration:
         self, train: "Callable[[], TrainReport]", groups: Sequence[TrajectoryGroup] = ()
     ) -> "TrainReport":
         async with self._training:
+            await asyncio.to_thread(self._turn.take)
             # Its thread would go on anyway, on a machine that is not its own any more.
             return await seen_through(self._step(train, groups))
 
@@ -309,11 +273,12 @@ class LocalRegistration:
             trained_from = time.time()
             report = await asyncio.to_thread(self._as_turned, train)
             trained_to = time.time()
-            for event in report.events:
-                self._record.happened(event)
-                self._stopped = self._stopped or event.kind == "training_stopped"
-            ids = tuple(g.id for g in groups)
-            adapter = await self._publish(ids, report) if report.updated else None
+            self._stopped = self._stopped or any(e.kind == "training_stopped" for e in report.events)
+            try:
+                adapter = await self._publish(tuple(g.id for g in groups), report) if report.updated else None
+            finally:
+                for event in report.events:
+                    self._record.happened(event)
         except TrainingStoppedError:
             self._stopped = True  # also when it was an earlier process that stopped
             raise
@@ -343,9 +308,7 @@ class LocalRegistration:
 
         version = self._serving.next_version()
         state = {
-            "replay": self._feed.state(),
-            "reward_weights": self._feed.weights,
-            "scores": {str(n): s for n, s in self._scores.items()},
+            **self._groups.state(),
             # Written with the weights, so that nobody who was killed has to guess what they hold.
             "update": {"model": self.name, "groups": groups, "report": report_to_json(report)},
         }
@@ -355,13 +318,6 @@ class LocalRegistration:
         await self._serving.publish(version, checkpoint.weights_dir)
         self.last_update = LastUpdate(version, groups, report)
         return checkpoint.weights_dir
-
-    def _remember(self, state: Mapping[str, Any]) -> None:
-        """Go on from what a checkpoint kept for us."""
-        self._scores.update({int(n): score for n, score in state["scores"].items()})
-        self._board.read()
-        weights = state.get("reward_weights", {})  # older checkpoints say nothing
-        self._feed.restore(state["replay"], self.store.group, self._board.config, weights)
 
     # -- turning it while it runs --------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ class TrajectoryFilter:
 
     Attributes:
         run_id: of this training run.
-        policy_number: the newest policy version that answered in it has this number.
+        policy_number: the newest policy version that answered in it, of the run's own model if it did, has
+            this number.
         scenario_id: of this scenario.
         node: a call was made in a LangGraph node of this name.
         status: a `RolloutStatus`.
@@ -84,7 +85,8 @@ class TrajectoryRow:
     Attributes:
         failure: what a person needs to read when it failed; ``cause`` is the kind.
         components: named parts of the reward.
-        policy_number: number of the newest policy version that answered; None if none did.
+        policy_number: number of the newest version of the run's own model that answered, or else of any
+            policy; None if none did.
         started_at: Unix time, seconds.
         duration: seconds; None while it runs.
         steps: how many LLM calls it made.

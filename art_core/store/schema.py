@@ -101,7 +101,7 @@ trajectories = Table(
     Column("failure", FreeText),
     Column("started_at", Double, nullable=False),
     Column("duration", Double),
-    Column("policy_number", Integer),  # the newest that answered in it
+    Column("policy_number", Integer),  # the newest that answered in it, of the run's model if any did
     Index("ix_trajectories_run_id_policy_number", "run_id", "policy_number"),
 )
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from art_core.errors import ArtError, StoreError, UnknownTrajectoryError
 from art_core.recording import Sink
@@ -21,7 +21,7 @@ from art_core.store.database import insert_missing, unwritten
 from art_core.store.packing import to_json
 from art_core.store.prepared import Prepared
 from art_core.store.reading import read_trajectories
-from art_core.store.schema import graphs, groups, scenarios, scores, spans, steps, trajectories
+from art_core.store.schema import graphs, groups, runs, scenarios, scores, spans, steps, trajectories
 from art_core.store.writer import Job, Writer
 from art_core.types import RolloutStatus, Span, Step, Trajectory
 
@@ -38,13 +38,15 @@ _END = Prepared(
         trajectories.c.id == bindparam("ending"), trajectories.c.status == RolloutStatus.RUNNING.value
     )
 )
+_answered = select(func.max(steps.c.policy_number)).where(steps.c.rollout_id == trajectories.c.id)
+_answered_by_own = _answered.join(runs, runs.c.model == steps.c.policy_model).where(
+    runs.c.id == trajectories.c.run_id
+)
 _NOTE_POLICY = Prepared(
-    lambda _: update(trajectories).where(
-        trajectories.c.id == bindparam("rollout"),
-        or_(
-            trajectories.c.policy_number.is_(None),
-            trajectories.c.policy_number < bindparam("older_than"),
-        ),
+    lambda _: (
+        update(trajectories)
+        .where(trajectories.c.id == bindparam("rollout"))
+        .values(policy_number=func.coalesce(_answered_by_own.scalar_subquery(), _answered.scalar_subquery()))
     )
 )
 
@@ -206,12 +208,18 @@ def insert_steps(connection: Connection, encoded: Sequence[EncodedStep]) -> None
 
 
 def _note_policies(connection: Connection, rows: Sequence[Row]) -> None:
-    """Keep with each rollout which policy answered in it, the newest; once for each of its versions."""
-    answered = [(r["rollout_id"], n) for r in rows if (n := r["policy_number"]) is not None]
-    if new := sorted(set(unwritten(connection, trajectories, answered))):
-        _NOTE_POLICY.execute(
-            connection, [{"policy_number": n, "older_than": n, "rollout": rollout} for rollout, n in new]
-        )
+    """Keep with each rollout which version answered in it, the newest; once for each of them.
+
+    Where several policies did, those of the run's own model count, if there are any.
+    """
+    answered = [
+        (r["rollout_id"], r["policy_model"], r["policy_number"])
+        for r in rows
+        if r["policy_model"] is not None
+    ]
+    if new := unwritten(connection, trajectories, dict.fromkeys(answered)):
+        rollouts = sorted({rollout for rollout, _, _ in new})
+        _NOTE_POLICY.execute(connection, [{"rollout": rollout} for rollout in rollouts])
 
 
 def insert_spans(connection: Connection, rollout_id: str, traced: bytes | None) -> None:

@@ -13,12 +13,14 @@ from helpers.tiny import tiny_model
 from helpers.training import same, weights
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
+from art_core.backends.run_record import RunRecord
 from art_core.config import GuardrailConfig, ReplayConfig, RetentionConfig
 from art_core.errors import (
     CheckpointError,
     ConfigError,
     EngineError,
     NothingToTrainError,
+    StoreError,
     TrainingStoppedError,
 )
 from art_core.rewards import component, score_trajectories
@@ -181,6 +183,25 @@ def test_a_weight_that_nothing_was_scored_with_is_an_event_and_the_rest_is_train
     collect(model, seed=10)
     assert model.train().metrics["groups_reweighted"] == 0
     assert len(events(model, "reward_weights_unused")) == 1
+
+
+def test_what_was_trained_is_served_though_the_record_refuses_to_say_what_happened(
+    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
+):
+    model.turn(reward_weights={"speed": 2.0})  # which is an event of the step
+    collect(model)
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunRecord, "happened", full)
+        with pytest.raises(StoreError, match="the disk is full"):
+            model.train()
+    assert model.current_version().number == 1
+    collect(model, seed=10)
+    assert model.train().updated
+    assert model.current_version().number == 2
 
 
 def test_a_run_that_is_resumed_after_a_turn_decides_as_one_that_was_not(base_model: str, tmp_path: Path):

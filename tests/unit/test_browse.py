@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from art_core.errors import ConfigError, UnknownTrajectoryError
+from art_core.recording import Rollout
 from art_core.store import Store
 from art_core.store.browse import (
     Page,
@@ -270,6 +271,28 @@ def test_one_row_and_one_step_are_read_by_themselves(store: Store) -> None:
         trajectory_row(store, "nobody")
     with pytest.raises(UnknownTrajectoryError, match="trajectory b has no step"):
         read_step(store, "b", made.steps[0].id)
+
+
+@pytest.mark.parametrize(
+    ("answered", "number"),
+    [
+        (["agent@3", "judge@12"], 3),
+        (["judge@12", "agent@3"], 3),
+        (["judge@12", "agent@3", "agent@4"], 4),
+        (["judge@12", "judge@11"], 12),  # nothing of the run's own
+    ],
+)
+def test_a_rollout_of_several_policies_counts_as_its_runs_own(
+    store: Store, answered: list[str], number: int
+) -> None:
+    run = store.begin_run("agent")
+    rollout = Rollout(rollout_id="a", sink=store.sink(run))
+    for name in answered:
+        model, _, version = name.partition("@")
+        rollout.record(replace(a_step("a"), id=name, policy=PolicyVersion(model, int(version))))
+    rollout.finish(1.0)
+    assert trajectory_row(store, "a").policy_number == number
+    assert [row.number for row in scenario_versions(store, "default", run)] == [number]
 
 
 def test_a_groups_parts_are_what_the_whole_group_says(store: Store) -> None:
