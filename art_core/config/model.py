@@ -31,7 +31,7 @@ class TrainableModelConfig(Settings):
         description="the adapter in full; left out: one of rank lora_rank; None: no adapter, all weights are "
         "trained (full fine-tuning, for small models)",
     )
-    learning_rate: float = Field(default=1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0, le=1)
     batch_size: int = Field(default=8, ge=1)
     rollout_length: int | None = Field(default=None, ge=1)
     train: TrainConfig | None = Field(

@@ -48,7 +48,7 @@ CISPO has no lower clip, and MiniMax-M1 does not say how high its upper one is: 
 class TrainConfig(Settings):
     """How one call of ``train`` turns groups into an update."""
 
-    learning_rate: float = Field(default=1e-5, gt=0, description="AdamW's peak learning rate")
+    learning_rate: float = Field(default=1e-5, gt=0, le=1, description="AdamW's peak learning rate")
     loss: LossName = Field(default="grpo", description="which policy loss")
     clip_low: float | None = Field(
         default=None, gt=0, lt=1, description="ratio is clipped below 1 - clip_low; None: the loss's own"

@@ -30,7 +30,7 @@ from art_core.training.policy import BASE, TRAINING, Policy
 from art_core.training.ranks import Alone, Ranks
 from art_core.training.report import TrainReport
 from art_core.training.samples import canonical
-from art_core.training.sft import Supervised, supervised_samples
+from art_core.training.sft import Supervised, check_options, supervised_samples
 from art_core.training.trained import account
 from art_core.training.untrained_tokens import UntrainedTokens
 from art_core.training.update import (
@@ -270,10 +270,12 @@ class Trainer:
 
         Raises:
             ChatTemplateError: the chat template refuses a conversation.
+            ConfigError: a number is out of range.
             NothingToTrainError: there is no answer to imitate.
         """
         began = time.perf_counter()
         rate = self.config.learning_rate if learning_rate is None else learning_rate
+        check_options(batch_size, steps, epochs, rate)
         samples = canonical(supervised_samples(self.policy.tokenizer, data))
         events = [*self._untrained.among(samples, aloud=self.ranks.rank == 0)]
         per_epoch = -(-len(samples) // batch_size)

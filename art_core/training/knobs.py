@@ -32,7 +32,7 @@ Turn: TypeAlias = float | Mapping[str, float | None] | None
 class Knobs(Settings):
     """What can be turned. None: as configured."""
 
-    learning_rate: float | None = Field(default=None, gt=0, description="AdamW's peak learning rate")
+    learning_rate: float | None = Field(default=None, gt=0, le=1, description="AdamW's peak learning rate")
     kl_coef: float | None = Field(default=None, ge=0, description="weight of KL to the base model")
     kl_target: float | None = Field(default=None, gt=0, description="KL to the base model that kl_coef seeks")
     entropy_coef: float | None = Field(default=None, ge=0, description="weight of the entropy bonus")

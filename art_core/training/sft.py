@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 
 from transformers import PreTrainedTokenizerBase
 
-from art_core.errors import ChatTemplateError, NothingToTrainError
+from art_core.errors import ChatTemplateError, ConfigError, NothingToTrainError
 from art_core.training.samples import Sample, trajectory_samples
 from art_core.types import Message, ToolSpec, Trajectory
 
@@ -36,6 +36,19 @@ class Conversation:
 
 Supervised: TypeAlias = "Sample | Conversation | Trajectory | Sequence[Message] | Mapping[str, Any]"
 """What can be imitated; a bare sequence is messages, a mapping has ``messages`` and maybe ``tools``."""
+
+
+def check_options(batch_size: int, steps: int | None, epochs: int, learning_rate: float) -> None:
+    """Whether one can imitate so.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    for name, value in (("batch_size", batch_size), ("steps", steps), ("epochs", epochs)):
+        if value is not None and value < 1:
+            raise ConfigError(f"sft({name}={value}): at least 1")
+    if not 0 < learning_rate <= 1:
+        raise ConfigError(f"sft(learning_rate={learning_rate}): above 0, and at most 1")
 
 
 def supervised_samples(tokenizer: PreTrainedTokenizerBase, data: Sequence[Supervised]) -> list[Sample]:

@@ -211,3 +211,23 @@ def test_dropout_acts_while_imitating_and_never_on_rewards(tmp_path: Path):
 def test_a_step_longer_than_the_model_attends_over_is_refused(policy: PeftPolicy):
     with pytest.raises(ConfigError, match="a step has 2100 tokens, but this model attends over 2048 at most"):
         Trainer(policy, TrainConfig()).sft([sample([5] * 2099, [6])])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch_size": 0}, r"sft\(batch_size=0\): at least 1"),
+        ({"steps": 0}, r"sft\(steps=0\): at least 1"),
+        ({"epochs": -1}, r"sft\(epochs=-1\): at least 1"),
+        ({"learning_rate": -1e-4}, r"sft\(learning_rate=-0\.0001\): above 0"),
+        ({"learning_rate": float("nan")}, r"sft\(learning_rate=nan\)"),
+        ({"learning_rate": 1e30}, r"sft\(learning_rate=1e\+30\): above 0, and at most 1"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_before_anything_is_trained(
+    policy: PeftPolicy, options: dict[str, float], said: str
+):
+    before = weights(policy)
+    with pytest.raises(ConfigError, match=said):
+        Trainer(policy, TrainConfig()).sft([sample([5], [6])], **options)
+    assert same(before, weights(policy))

@@ -51,6 +51,7 @@ def test_an_edited_file_is_read_once_and_a_removed_one_turns_everything_back(boa
         ("[1]", "found list"),
         ('{"learning_rat": 1}', "learning_rat: no such setting"),
         ('{"learning_rate": -1}', "learning_rate=-1"),
+        ('{"learning_rate": 1e30}', "learning_rate=1e+30: Input should be less than or equal to 1"),
         ('{"learning_rate": 1e999}', "learning_rate=inf: Input should be a finite number"),
         ('{"clip_high": Infinity}', "clip_high=inf"),
         ('{"kl_coef": 0, "kl_target": 0.1}', "kl_target"),
