@@ -65,6 +65,13 @@ def pytest_runtest_teardown() -> None:
             getattr(clients, name).cache_clear()
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # A test that passed the second time would otherwise take with it what went wrong the first time.
+    for report in terminalreporter.stats.get("rerun", []):
+        terminalreporter.section(f"ran again: {report.nodeid}")
+        terminalreporter.write_line(report.longreprtext)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--qwen", action="store_true", help="also test with a real model that calls tools (minutes, 1.2 GB)"
