@@ -158,6 +158,7 @@ class TrajectoryCallbackHandler(SpanHandler):
         )
         with self._lock:
             self._calls[run_id] = call
+        self._join.opened(call)
 
     @observing
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
@@ -175,14 +176,13 @@ class TrajectoryCallbackHandler(SpanHandler):
         call = self._ended(run_id)
         if call is None:
             return
-        if is_cache_hit(response):
-            record(call, lambda: call.answered(response, CACHE_HIT))
-            return
-        key = key_of_result(response) or call.key
-        if key is None:
-            record(call, lambda: call.answered(response, call.no_tokens()))
-            return
-        self._join.completion(call, key, lambda why: call.answered(response, why))
+        with self._join.closing(call):
+            if is_cache_hit(response):
+                record(call, lambda: call.answered(response, CACHE_HIT))
+            elif (key := key_of_result(response) or call.key) is None:
+                record(call, lambda: call.answered(response, call.no_tokens()))
+            else:
+                self._join.completion(call, key, lambda why: call.answered(response, why))
 
     @observing
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -193,13 +193,14 @@ class TrajectoryCallbackHandler(SpanHandler):
         if call is None:
             return
         problem = problem_of(error)
-        key = key_of_error(error, kwargs.get("response")) or call.key
-        if key is not None:
-            self._join.completion(call, key, lambda _: call.failed(problem))
-        elif call.streamed:
-            self._join.unread(call, problem)
-        else:
-            record(call, lambda: call.failed(problem))
+        with self._join.closing(call):
+            key = key_of_error(error, kwargs.get("response")) or call.key
+            if key is not None:
+                self._join.completion(call, key, lambda _: call.failed(problem))
+            elif call.streamed:
+                self._join.unread(call, problem)
+            else:
+                record(call, lambda: call.failed(problem))
 
     # -- the end of a rollout ----------------------------------------------------------------------
 
@@ -247,12 +248,13 @@ class TrajectoryCallbackHandler(SpanHandler):
                 if not call.abandoned:
                     self._late[call.run_id] = rollout
         for call in left:
-            if call.abandoned:
-                rollout.count_fault("cancelled_calls")
-                record(call, lambda call=call: call.failed(CANCELLED))
-            else:
-                rollout.count_fault("unfinished_calls")
-                record(call, lambda call=call: call.failed(STILL_RUNNING))
+            with self._join.closing(call):
+                if call.abandoned:
+                    rollout.count_fault("cancelled_calls")
+                    record(call, lambda call=call: call.failed(CANCELLED))
+                else:
+                    rollout.count_fault("unfinished_calls")
+                    record(call, lambda call=call: call.failed(STILL_RUNNING))
         for call in calls_under_way(rollout):
             call.close()
         self.tracker.close(rollout)

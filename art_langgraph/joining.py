@@ -5,16 +5,25 @@ that says why they could not be had; the graph never waits for it.
 """
 
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from uuid import UUID
+from weakref import WeakSet
 
 from art_core.errors import CaptureError
 from art_core.inference.gateway import Gateway
 from art_core.inference.gateway_client import GatewayClient
-from art_core.inference.gateway_log import Completion, CompletionLog, RecordedElsewhereError
+from art_core.inference.gateway_log import (
+    Completion,
+    CompletionLog,
+    RecordedElsewhereError,
+    conversation_digest,
+)
 from art_core.recording import Rollout
 from art_core.types import Step
 from art_langgraph.attribution import keep
@@ -29,6 +38,10 @@ Otherwise = Callable[[str], Sequence[Step]]
 def record(call: OpenCall, steps: Callable[[], Sequence[Step]]) -> None:
     """Record the steps of a call into its rollout; faults are counted there."""
     keep(call.rollout, call.model, lambda _: steps())
+
+
+_joins: "WeakSet[GatewayJoin]" = WeakSet()
+_joins_lock = threading.Lock()
 
 
 class GatewayJoin:
@@ -46,9 +59,41 @@ class GatewayJoin:
         self._api_key = api_key
         self._lock = threading.Lock()
         self._fetches: dict[Future[Completion], Rollout] = {}
+        self._open: dict[UUID, OpenCall] = {}
         self._unread: list[tuple[OpenCall, str]] = []
         self._clients: dict[str, GatewayClient] = {}
         self._warned = False
+        with _joins_lock:
+            _joins.add(self)
+
+    def opened(self, call: OpenCall) -> None:
+        """A call has started: it may come with a key, until `closing` is left."""
+        with self._lock:
+            self._open[call.run_id] = call
+
+    @contextmanager
+    def closing(self, call: OpenCall) -> Generator[None]:
+        """A call has ended, and comes for its completion inside, if it does."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._open.pop(call.run_id, None)
+
+    def expects(self, conversation: str) -> float:
+        """When the first call of this conversation began that may still come with its key; else infinity.
+
+        Args:
+            conversation: `conversation_digest` of its messages.
+        """
+        with self._lock:
+            calls = tuple(self._open.values())
+        began = (
+            call.started_at
+            for call in calls
+            if conversation_digest(call.request.get("messages", ())) == conversation
+        )
+        return min(began, default=math.inf)
 
     def completion(self, call: OpenCall, key: str, otherwise: Otherwise) -> None:
         """Record the completion under a key; at once when it is in this process."""
@@ -121,7 +166,12 @@ class GatewayJoin:
         messages: Any = call.request.get("messages", ())
         if log is None:
             return None
-        return log.take_alike(messages, "".join(call.streamed), since=call.started_at)
+        conversation = conversation_digest(messages)
+        with _joins_lock:
+            joins = tuple(_joins)
+        others = min((join.expects(conversation) for join in joins), default=math.inf)
+        text = "".join(call.streamed)
+        return log.take_alike(messages, text, since=call.started_at, whole_before=others)
 
     def close(self) -> None:
         """Close the connections."""

@@ -31,8 +31,8 @@ KEY_PREFIX = "art-"
 CLIENT_GONE = "the client went away before it had the answer"
 """The error of a completion whose client left."""
 
-CLAIM_SECONDS = 0.25
-"""How soon a client that has read its answer comes for the completion."""
+CLAIM_SECONDS = 1.0
+"""How soon a client of another process that has read its answer comes for the completion."""
 
 _REMEMBERED = 10_000
 """Keys whose fate is remembered after they left the log."""
@@ -79,6 +79,11 @@ class Completion:
     def size(self) -> int:
         """Bytes that keeping it costs, roughly."""
         return len(self.request) + len(self.response)
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether a stream had begun that did not come to its end, where its key is."""
+        return self.error is not None and self.status == 200 and bool(self.request_body().get("stream"))
 
     def request_body(self) -> dict[str, Any]:
         """The request as the client sent it."""
@@ -246,28 +251,36 @@ class CompletionLog:
         raise type(fate)(str(fate))
 
     def take_alike(
-        self, messages: Sequence[Mapping[str, Any]], text: str, *, since: float
+        self, messages: Sequence[Mapping[str, Any]], text: str, *, since: float, whole_before: float
     ) -> Completion | None:
         """Hand out a completion of this conversation whose answer begins with this text, for want of a key.
 
         For a client that read this much of a streamed answer and no more. Where several fit, all that any
-        of their clients knows is the same, so the oldest is handed out. Completions whose own client may
-        still come for them are left alone.
+        of their clients knows is the same, so the oldest is handed out, but first of all one that broke off,
+        which no client has a key of. Completions whose own client may still come for them are left alone.
 
         Args:
             messages: the request's.
             text: what the client read of the answer.
             since: Unix time, seconds; older completions are not looked at.
+            whole_before: Unix time, seconds; one that was answered whole is handed out where it began
+                before that, when the first client of this process began that may still come for it.
         """
         digest = conversation_digest(messages)
         unclaimed = time.time() - CLAIM_SECONDS
         with self._lock:
-            for key, kept in self._kept.items():
-                if kept.started_at < since or kept.started_at + kept.duration > unclaimed:
-                    continue
-                if not _answer(kept).startswith(text):
-                    continue
-                if conversation_digest(kept.request_body().get("messages") or []) == digest:
+            alike = [
+                (key, kept)
+                for key, kept in self._kept.items()
+                if kept.started_at >= since
+                and _answer(kept).startswith(text)
+                and conversation_digest(kept.request_body().get("messages") or []) == digest
+            ]
+            for key, kept in alike:
+                if kept.broke_off:
+                    return self._hand_out(key)
+            for key, kept in alike:
+                if kept.started_at < whole_before and kept.started_at + kept.duration <= unclaimed:
                     return self._hand_out(key)
         return None
 

@@ -77,6 +77,57 @@ async def test_a_stream_that_its_reader_leaves_says_so(fake: FakeVLLM, model: Ch
     assert [s.error for s in rollout.steps] == ["the stream ended before the completion did"]
 
 
+async def kept(gateway: Gateway, count: int) -> None:
+    """Wait until the gateway has so many completions."""
+    async with asyncio.timeout(120):
+        while len(gateway.completions) < count:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_stream_that_its_reader_leaves_has_its_tokens_where_the_gateway_has_all_of_it(
+    gateway: Gateway, model: ChatOpenAI
+) -> None:
+    async with capture(drain=LONG) as rollout:
+        stream = model.astream("tea")
+        await anext(stream)
+        await kept(gateway, 1)
+        await stream.aclose()  # type: ignore[attr-defined]
+    assert [exact(s) for s in rollout.steps] == [True]
+    assert len(gateway.completions) == 0
+
+
+async def test_a_stream_that_is_cut_takes_no_answer_that_another_one_is_still_reading(
+    fake: FakeVLLM, gateway: Gateway, model: ChatOpenAI
+) -> None:
+    async def read(begun: asyncio.Event, go_on: asyncio.Event) -> tuple[Rollout, BaseException | None]:
+        async with capture(drain=LONG) as rollout:
+            stream = model.astream("tea " * 20)
+            await anext(stream)
+            begun.set()
+            await go_on.wait()
+            try:
+                [_ async for _ in stream]
+            except Exception as error:
+                return rollout, error
+        return rollout, None
+
+    fake.fail(1.0, ["cut_stream"], times=1)
+    fake.chunk_delay = 2.0
+    begun, go_on = asyncio.Event(), asyncio.Event()
+    cut = asyncio.create_task(read(begun, begun))
+    await begun.wait()
+    fake.chunk_delay = 0.0
+    slow = asyncio.create_task(read(asyncio.Event(), go_on))  # the gateway has it before the other one is cut
+    rollout, error = await cut
+    assert error is not None
+    assert [(bool(step.error), step.tokens) for step in rollout.steps] == [(True, None)]
+    go_on.set()
+    rollout, error = await slow
+    assert error is None
+    assert [step.untrainable for step in rollout.steps] == [None]
+    assert [exact(step) for step in rollout.steps] == [True]
+
+
 @pytest.mark.parametrize("problem", ["recursion", "tool", "timeout"])
 async def test_a_rollout_that_raises_keeps_its_steps_and_has_no_reward(
     model: ChatOpenAI, problem: str
