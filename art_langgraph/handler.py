@@ -52,7 +52,10 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.01
 
 DRAIN_SECONDS = 2.0
-"""How long the end of a rollout waits for background work and for completions that are being fetched."""
+"""How long the end of a rollout waits for background work."""
+
+FETCH_SECONDS = 30.0
+"""How much longer it waits for the completions, being fetched, of calls that have ended."""
 
 
 class TrajectoryCallbackHandler(SpanHandler):
@@ -207,18 +210,19 @@ class TrajectoryCallbackHandler(SpanHandler):
     def drain(self, rollout: Rollout, timeout: float = DRAIN_SECONDS) -> None:
         """Wait for what is still on its way, for at most ``timeout`` seconds, and close the rest.
 
-        Calls that were cancelled, and calls of background tasks that go on after that, become failed steps
-        that say so. Call it before the rollout ends.
+        For completions that are being fetched from a gateway in another process it waits longer. Calls
+        that were cancelled, and calls of background tasks that go on after that, become failed steps that
+        say so. Call it before the rollout ends.
         """
         deadline = time.monotonic() + timeout
-        while self._waits(rollout, blocking=True) and time.monotonic() < deadline:
+        while self._waits(rollout, deadline, blocking=True):
             time.sleep(_POLL_SECONDS)
         self._close(rollout)
 
     async def adrain(self, rollout: Rollout, timeout: float = DRAIN_SECONDS) -> None:
         """`drain`, while the event loop goes on."""
         deadline = time.monotonic() + timeout
-        while self._waits(rollout, blocking=False) and time.monotonic() < deadline:
+        while self._waits(rollout, deadline, blocking=False):
             await asyncio.sleep(_POLL_SECONDS)
         self._close(rollout)
 
@@ -226,10 +230,13 @@ class TrajectoryCallbackHandler(SpanHandler):
         """Close the connections to gateways in other processes."""
         self._join.close()
 
-    def _waits(self, rollout: Rollout, *, blocking: bool) -> bool:
-        """Whether something of the rollout is still on its way."""
-        if self._join.pending(rollout):
-            return True
+    def _waits(self, rollout: Rollout, deadline: float, *, blocking: bool) -> bool:
+        """Whether something of the rollout is still on its way, and waited for."""
+        now = time.monotonic()
+        if self._join.fetching(rollout):
+            return now < deadline + FETCH_SECONDS
+        if self._join.pending(rollout) or now >= deadline:
+            return now < deadline
         # Who blocks an event loop must not wait for what runs on it.
         here = current_loop() if blocking else None
         with self._lock:

@@ -127,12 +127,16 @@ class GatewayJoin:
         with self._lock:
             self._unread.append((call, problem))
 
+    def fetching(self, rollout: Rollout) -> bool:
+        """Whether completions of a rollout, whose keys are known, have been asked for and have not come."""
+        with self._lock:
+            return any(owner is rollout for owner in self._fetches.values())
+
     def pending(self, rollout: Rollout) -> bool:
-        """Whether completions of a rollout are still to come; takes those that are there."""
+        """Whether completions of streams that broke off are still to come; takes those that are there."""
         with self._lock:
             unread = [entry for entry in self._unread if entry[0].rollout is rollout]
-            fetching = any(owner is rollout for owner in self._fetches.values())
-        waiting = fetching
+        waiting = False
         for entry in unread:
             if (found := self._alike(entry[0])) is not None:
                 self._settle(entry, found)

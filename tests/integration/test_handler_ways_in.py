@@ -147,6 +147,17 @@ async def test_completions_of_a_remote_gateway_are_fetched_before_the_rollout_en
     assert rollout.snapshot().faults == {}
 
 
+async def test_a_rollout_without_time_for_background_work_waits_for_the_tokens_of_calls_that_have_ended(
+    remote: str,
+) -> None:
+    async with capture(drain=0) as rollout:
+        await stock(remote).ainvoke("a")
+    with capture(drain=0) as blocking:
+        stock(remote).invoke("b")
+    assert [exact(s) for s in (*rollout.steps, *blocking.steps)] == [True, True]
+    assert (rollout.snapshot().faults, blocking.snapshot().faults) == ({}, {})
+
+
 def test_a_gateway_that_cannot_be_reached_leaves_a_step_that_names_it(remote: str) -> None:
     with capture(gateway="http://127.0.0.1:9") as rollout:
         stock(remote).invoke("tea")
