@@ -1,26 +1,22 @@
 """What changes while a run goes on: knobs, replay, staleness, guardrails, forks; with a tiny model."""
 
-import asyncio
 import json
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.registered import ASK, TRAIN, collect, registered
 from helpers.tiny import tiny_model
 from helpers.training import same, weights
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
-from art_core.backends.run_record import RunRecord
-from art_core.config import GuardrailConfig, ReplayConfig, RetentionConfig
+from art_core.config import GuardrailConfig, RetentionConfig
 from art_core.errors import (
     CheckpointError,
     ConfigError,
-    EngineError,
     NothingToTrainError,
-    StoreError,
     TrainingStoppedError,
 )
 from art_core.rewards import component, score_trajectories
@@ -29,38 +25,16 @@ from art_core.training.report import TrainReport
 from art_core.types import Trajectory, TrajectoryGroup
 from art_langgraph import ChatART
 
-ASK = [{"role": "user", "content": "answer yes or no"}]
-TRAIN = TrainConfig(
-    learning_rate=1e-2,
-    replay=ReplayConfig(groups=1),
-    guardrails=GuardrailConfig(max_kl=None, max_norm_growth=None),
-)
-
 
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
-def registered(base_model: str, root: Path, name: str = "agent", **settings: object) -> TrainableModel:
-    keep = settings.pop("keep", 3)
-    options: dict[str, object] = {"train": TRAIN, "lora_rank": 4, **settings}
-    model = TrainableModel(base_model=base_model, project="p", name=name, **options)
-    model.register(LocalBackend(root=root, dtype="float32", max_model_len=256, keep_checkpoints=keep))
-    return model
-
-
 @pytest.fixture
 def model(base_model: str, tmp_path: Path) -> Iterator[TrainableModel]:
     with registered(base_model, tmp_path) as model:
         yield model
-
-
-def collect(model: TrainableModel, rewards: tuple[float, ...] = (0.0, 1.0), seed: int = 0) -> None:
-    for i, reward in enumerate(rewards):
-        trajectory = model.start_trajectory()
-        model.chat.completions.create(messages=ASK, max_tokens=2, seed=seed + i)
-        model.end_trajectory(trajectory, reward=reward)
 
 
 def events(model: TrainableModel, kind: str) -> list[Event]:
@@ -183,25 +157,6 @@ def test_a_weight_that_nothing_was_scored_with_is_an_event_and_the_rest_is_train
     collect(model, seed=10)
     assert model.train().metrics["groups_reweighted"] == 0
     assert len(events(model, "reward_weights_unused")) == 1
-
-
-def test_what_was_trained_is_served_though_the_record_refuses_to_say_what_happened(
-    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
-):
-    model.turn(reward_weights={"speed": 2.0})  # which is an event of the step
-    collect(model)
-
-    def full(*_: object) -> None:
-        raise StoreError("the disk is full")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RunRecord, "happened", full)
-        with pytest.raises(StoreError, match="the disk is full"):
-            model.train()
-    assert model.current_version().number == 1
-    collect(model, seed=10)
-    assert model.train().updated
-    assert model.current_version().number == 2
 
 
 def test_a_run_that_is_resumed_after_a_turn_decides_as_one_that_was_not(base_model: str, tmp_path: Path):
@@ -348,66 +303,3 @@ def test_the_best_checkpoint_by_its_rollouts_stays(base_model: str, tmp_path: Pa
             model.train()
     kept = sorted((tmp_path / "p" / "agent" / "checkpoints").glob("checkpoint-*"))
     assert [int(p.name[-2:]) for p in kept] == [1, 4, 5]
-
-
-async def test_a_training_step_whose_caller_is_cancelled_is_seen_to_its_end(
-    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
-):
-    """Its thread goes on anyway: the engine must not be given the machine back, nor another step begin."""
-    collect(model)
-    registered = model._registered
-    trainer, engine = registered._trainer, registered.engine  # type: ignore[attr-defined]
-    train, resume = trainer.train, engine.resume
-    training, go_on = threading.Event(), threading.Event()
-    happened: list[str] = []
-
-    def slowly(*groups: object, **options: object) -> TrainReport:
-        training.set()
-        assert go_on.wait(60)
-        report = train(*groups, **options)
-        happened.append("trained")
-        return report
-
-    async def resumed() -> None:
-        happened.append("resumed")
-        await resume()
-
-    monkeypatch.setattr(trainer, "train", slowly)
-    monkeypatch.setattr(engine, "resume", resumed)
-    step = asyncio.create_task(model.atrain())
-    assert await asyncio.to_thread(training.wait, 60)
-    step.cancel()
-    await asyncio.wait({step}, timeout=0.5)
-    go_on.set()
-    with pytest.raises(asyncio.CancelledError):
-        await step
-    assert happened == ["trained", "resumed"]
-    assert model.endpoint.current_version().number == 1
-    store = registered.store  # type: ignore[attr-defined]
-    assert [m.step for m in store.metrics(store.runs()[0].id, "updates")] == [1]
-    with pytest.raises(NothingToTrainError, match="has collected no trajectories"):
-        await model.atrain()
-
-
-async def test_an_engine_that_did_not_pause_is_told_to_go_on(
-    model: TrainableModel, monkeypatch: pytest.MonkeyPatch
-):
-    """It may have begun to: some of its replicas, or the server that takes its place."""
-    collect(model)
-    engine = model._registered.engine  # type: ignore[attr-defined]
-    resume, resumed = engine.resume, []
-
-    async def refuse() -> None:
-        raise EngineError("it cannot pause now")
-
-    async def told_to_resume() -> None:
-        resumed.append(True)
-        await resume()
-
-    with monkeypatch.context() as broken:
-        broken.setattr(engine, "pause", refuse)
-        broken.setattr(engine, "resume", told_to_resume)
-        with pytest.raises(EngineError, match="cannot pause now"):
-            await model.atrain()
-    assert resumed
-    assert (await model.atrain()).updated

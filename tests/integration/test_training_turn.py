@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from helpers.registered import registered
 from helpers.tiny import tiny_model
 
-from art_core import LocalBackend, TrainableModel
 from art_core.backends.training_turn import TrainingTurn
 from art_core.errors import CheckpointError
 
@@ -31,12 +31,6 @@ sys.stdin.read()
 @pytest.fixture(scope="module")
 def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
-
-
-def registered(base_model: str, root: Path) -> TrainableModel:
-    model = TrainableModel(base_model=base_model, project="p", name="agent", lora_rank=4)
-    model.register(LocalBackend(root=root, dtype="float32", max_model_len=256))
-    return model
 
 
 @pytest.fixture
