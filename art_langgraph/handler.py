@@ -159,9 +159,9 @@ class TrajectoryCallbackHandler(SpanHandler):
             task=_task(),
             loop=current_loop(),
         )
+        self._join.opened(call)
         with self._lock:
             self._calls[run_id] = call
-        self._join.opened(call)
 
     @observing
     def on_llm_new_token(self, token: Any, *, chunk: Any = None, run_id: UUID, **kwargs: Any) -> None:
@@ -195,8 +195,8 @@ class TrajectoryCallbackHandler(SpanHandler):
         call = self._ended(run_id)
         if call is None:
             return
-        problem = problem_of(error)
         with self._join.closing(call):
+            problem = problem_of(error)
             key = key_of_error(error, kwargs.get("response")) or call.key
             if key is not None:
                 self._join.completion(call, key, lambda _: call.failed(problem))

@@ -1,4 +1,4 @@
-"""A gateway before a fake vLLM, for the tests of gateways; modules that want other ones define their own."""
+"""A gateway before a fake vLLM, and a tiny model; modules that want other ones define their own."""
 
 from collections.abc import Iterator
 
@@ -24,3 +24,11 @@ def gateway(fake: FakeVLLM) -> Iterator[Gateway]:
 @pytest.fixture
 def client(gateway: Gateway) -> openai.OpenAI:
     return openai.OpenAI(base_url=gateway.base_url, api_key="none", max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A base model's directory."""
+    from helpers.tiny import tiny_model  # PyTorch, which tests of gateways do without
+
+    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig
@@ -23,11 +22,6 @@ from examples.email_research.policies import Scripted, clueless, expert
 from examples.email_research.rewards import rules
 
 ASK = [{"role": "user", "content": "answer yes or no"}]
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
 def registered(base_model: str, root: Path, **guardrails: object) -> TrainableModel:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.registered import ASK, TRAIN, collect, registered
-from helpers.tiny import tiny_model
 from helpers.training import same, weights
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
@@ -24,11 +23,6 @@ from art_core.store import Event
 from art_core.training.report import TrainReport
 from art_core.types import Trajectory, TrajectoryGroup
 from art_langgraph import ChatART
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
 @pytest.fixture

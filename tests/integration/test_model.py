@@ -28,11 +28,6 @@ from art_core.types import Trajectory, TrajectoryGroup
 ASK = [{"role": "user", "content": "answer yes or no"}]
 
 
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
-
-
 def make(base_model: str, **changes: object) -> TrainableModel:
     settings: dict[str, object] = {"project": "p", "name": "agent", "lora_rank": 4, **changes}
     return TrainableModel(base_model=base_model, **settings)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig
@@ -15,11 +14,6 @@ from art_core.observe.sinks.base import MetricWriter, SinkRun
 from art_core.store import Run, RunState, Store
 
 ASK = [{"role": "user", "content": "answer yes or no"}]
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
 class Listening:

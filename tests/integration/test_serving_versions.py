@@ -8,7 +8,6 @@ from pathlib import Path
 
 import openai
 import pytest
-from helpers.tiny import tiny_model
 
 from art_core import LocalBackend, TrainableModel, TrainConfig
 from art_core.config import GuardrailConfig
@@ -17,11 +16,6 @@ from art_core.types import PolicyVersion
 from art_langgraph import ChatART
 
 ASK = [{"role": "user", "content": "answer yes or no"}]
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
 @pytest.fixture

@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 from helpers.registered import collect, registered
-from helpers.tiny import tiny_model
 
 from art_core import TrainableModel
 from art_core.backends.run_record import RunRecord
 from art_core.errors import EngineError, NothingToTrainError, StoreError
 from art_core.training.report import TrainReport
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from helpers.registered import registered
-from helpers.tiny import tiny_model
 
 from art_core.backends.training_turn import TrainingTurn
 from art_core.errors import CheckpointError
@@ -26,11 +25,6 @@ turn.take()
 print("held", flush=True)
 sys.stdin.read()
 """
-
-
-@pytest.fixture(scope="module")
-def base_model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tiny_model(tmp_path_factory.mktemp("base") / "model"))
 
 
 @pytest.fixture
